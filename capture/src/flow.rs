@@ -129,7 +129,7 @@ pub(crate) fn take(
         job,
         sections,
         children: copies.children,
-        writers: order.options.writers.clamp(1, belay_abi::inject::MAX_WRITERS as u32),
+        writers: order.options.writers,
         watch: copies.watch,
     };
     Ok((snapshot, held))

@@ -31,7 +31,7 @@ pub use rest::Held;
 pub use stop::stopped::{release, take_ended};
 
 use crate::flow::Order;
-use crate::memory::{code, family, looks, mappings, snapshot};
+use crate::memory::{code, family, mappings, snapshot, writing};
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
 use belay_image::model::Job;
@@ -61,7 +61,7 @@ pub struct Options {
     pub led: bool,
     /// Save the programs and libraries that the processes map.
     pub save_code: bool,
-    /// Number of writer threads per process snapshot.
+    /// Number of threads that write, in the snapshots of all processes together.
     pub writers: u32,
     /// The processes stay stopped after the snapshot.
     pub hold: bool,
@@ -199,30 +199,22 @@ impl Snapshot {
         let mut children = std::mem::take(&mut self.children);
         family::find(&mut children, &self.job.processes);
         session.expect(children.iter().map(snapshot::Child::pages).sum());
-        std::thread::scope(|scope| {
-            let looks = looks::Looks::begin(scope, self.writers, children.len() > 1);
-            let ask = |child: &mut Option<snapshot::Child>, identities: &mut _| {
-                let request = child.as_mut().and_then(|c| c.request(identities));
-                request.into_iter().for_each(|r| looks.ask(r));
-            };
-            let mut rest = children.into_iter();
-            let mut next = rest.next();
-            ask(&mut next, &mut identities);
-            while let Some(child) = next {
-                next = rest.next();
-                ask(&mut next, &mut identities);
-                let pid = child.pid();
-                let written = child.write(session, &looks, self.writers, &mut identities, &mut progress)?;
+        writing::all(
+            children,
+            self.writers,
+            session,
+            &mut identities,
+            &mut progress,
+            &mut |pid, written, identities| {
                 armed.extend(written.armed);
                 left_out = written.spared_bytes.saturating_add(left_out);
                 if let Some(p) = self.job.processes.iter_mut().find(|p| p.pid == pid) {
                     p.vmas = written.vmas;
                     p.left_out = written.left_out;
-                    p.exe_identity = code::identity_of_program(p, &mut identities);
+                    p.exe_identity = code::identity_of_program(p, identities);
                 }
-            }
-            Ok::<(), CaptureError>(())
-        })?;
+            },
+        )?;
         for p in self.job.processes.iter_mut().filter(|p| p.shares_mm_with != 0) {
             p.exe_identity = code::identity_of_program(p, &mut identities);
         }

@@ -29,6 +29,60 @@ pub fn wait(word: &AtomicU32, value: u32, limit: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit) };
 }
 
+/// Waits, while all of `words` of memory that processes share have this value, until one is woken, a signal comes or
+/// `limit` has passed: who calls looks at them again. Before Linux 5.16, and of more words than the kernel takes, the
+/// others are looked at only after that.
+pub fn wait_any(words: &[&AtomicU32], value: u32, limit: Duration) {
+    /// FUTEX_WAITV_MAX
+    const MOST: usize = 128;
+    /// FUTEX_32
+    const WORD_OF_32_BITS: u32 = 2;
+    #[repr(C)]
+    struct Waiter {
+        value: u64,
+        word: u64,
+        flags: u32,
+        reserved: u32,
+    }
+    let [first, _, ..] = words else {
+        match words {
+            [only] => wait(only, value, limit),
+            _ => std::thread::sleep(limit),
+        }
+        return;
+    };
+    let waiter = |word: &&AtomicU32| Waiter {
+        value: value.into(),
+        word: word.as_ptr() as u64,
+        flags: WORD_OF_32_BITS,
+        reserved: 0,
+    };
+    let waiters: Vec<Waiter> = words.iter().take(MOST).map(waiter).collect();
+    let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a live time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until) };
+    let nanos = until.tv_nsec + i64::from(limit.subsec_nanos());
+    until.tv_sec = until
+        .tv_sec
+        .saturating_add_unsigned(limit.as_secs())
+        .saturating_add(nanos / 1_000_000_000);
+    until.tv_nsec = nanos % 1_000_000_000;
+    // SAFETY: live waiters with live words, and a live time.
+    let done = unsafe {
+        libc::syscall(
+            FUTEX_WAITV as libc::c_long,
+            waiters.as_ptr(),
+            waiters.len(),
+            0,
+            &raw const until,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+    if done < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+        wait(first, value, limit);
+    }
+}
+
 /// Wakes all that wait for `word` of memory that processes share.
 pub fn wake(word: &AtomicU32) {
     // SAFETY: a live word.

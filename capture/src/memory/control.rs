@@ -15,9 +15,8 @@ use belay_storage::session::{self, Session};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const PAGE: u64 = 4096;
 
@@ -44,8 +43,10 @@ pub(crate) struct Work {
     loan_table: u64,
     /// What may be lent, and the offset of the hashes of its pages.
     loans: Vec<(session::Loan, u64)>,
-    /// How many of them have been lent.
+    /// How many of them have been lent,
     lent: usize,
+    /// and how many are to be before a writer asks, so that none waits.
+    ahead: usize,
     /// Those that have been given back.
     back: Vec<bool>,
     /// Offset of each writer's extents.
@@ -127,12 +128,11 @@ impl ControlMemory {
         unsafe { (&raw mut (*self.control()).writer).cast::<Writer>().add(k) }
     }
 
-    /// Lays out the work and sets the child going. What is not lent at once is lent by [`Self::serve`].
+    /// Lays out the work and sets the child going. [`Self::serve`] lends what is to be lent, of it so many loans `ahead`.
     pub(crate) fn start(
         &mut self,
         ranges: &[Range],
-        loans: &[session::Loan],
-        at_once: bool,
+        (loans, ahead): (&[session::Loan], usize),
         index: IndexShare,
         (writers, frugal): (u32, bool),
     ) -> std::io::Result<Work> {
@@ -152,7 +152,8 @@ impl ControlMemory {
             range_table,
             loan_table,
             loans: loans.iter().map(|l| (*l, place(u64::from(l.pages) * 16))).collect(),
-            lent: if at_once { loans.len() } else { 0 },
+            lent: 0,
+            ahead,
             back: vec![false; loans.len()],
             tables: (0..writers)
                 .map(|_| place(capacity * size_of::<StoredExtent>() as u64))
@@ -171,10 +172,10 @@ impl ControlMemory {
             for (i, (loan, hashes)) in work.loans.iter().enumerate() {
                 to.add(i).write(Loan {
                     chunk: loan.id,
-                    fd: loan.fd,
+                    fd: -1,
                     first: loan.first,
                     pages: loan.pages,
-                    direct: loan.direct.into(),
+                    direct: 0,
                     pad: 0,
                     used: 0.into(),
                     done: 0.into(),
@@ -193,7 +194,7 @@ impl ControlMemory {
             (*head).frugal = frugal.into();
             (*head).stage_bytes = stage_bytes(capacity * PAGE);
             (*head).writers = writers;
-            (*head).lent = u32::try_from(work.lent).map_err(other)?.into();
+            (*head).lent = 0.into();
             for (k, table) in work.tables.iter().enumerate() {
                 let w = self.writer(k);
                 (*w).table = *table;
@@ -205,19 +206,15 @@ impl ControlMemory {
         Ok(work)
     }
 
-    /// Whether the writers are done; waits for that for at most `patience`.
-    pub(crate) fn wait_written(&self, patience: Duration) -> bool {
-        let head = self.control();
-        let patience = libc::timespec {
-            tv_sec: patience.as_secs().cast_signed(),
-            tv_nsec: patience.subsec_nanos().into(),
-        };
-        // SAFETY: the mapping is live; this is an atomic and a futex.
-        unsafe {
-            let written = &raw const (*head).written;
-            libc::syscall(libc::SYS_futex, written, libc::FUTEX_WAIT, 0, &raw const patience);
-            (*written).load(Acquire) != 0
-        }
+    /// The word that is not 0 when the writers are done, and is woken then.
+    pub(crate) fn done_word(&self) -> &AtomicU32 {
+        // SAFETY: the head is mapped as long as this value lives; this is an atomic.
+        unsafe { &(*self.control()).written }
+    }
+
+    /// Whether the writers are done.
+    pub(crate) fn is_written(&self) -> bool {
+        self.done_word().load(Acquire) != 0
     }
 
     /// The numbers of the ranges that the writers, which are done, could not make readable.
@@ -299,7 +296,7 @@ impl ControlMemory {
         let head = self.control();
         // SAFETY: as above.
         let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
-        while work.lent < work.loans.len().min(wanted) {
+        while work.lent < work.loans.len().min(wanted.saturating_add(work.ahead)) {
             let Some((fd, direct)) = session.place_loan(work.loans[work.lent].0.id)? else {
                 return Ok(());
             };

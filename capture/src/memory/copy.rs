@@ -1,9 +1,37 @@
 //! The snapshot child as a process: whether it is the one that was made, what it has inherited, and its end.
 
+use crate::memory::control::ControlMemory;
 use crate::state::draft::Draft;
 use crate::state::limits::{rlimit, set_rlimit};
 use belay_kernel::{pidfd, proc};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// A snapshot child, and the memory that it shares with the agent. It ends with this value.
+#[derive(Debug)]
+pub(crate) struct SnapshotChild {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) control: ControlMemory,
+}
+
+impl SnapshotChild {
+    /// Whether it has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        pidfd::gone_within(self.pidfd.as_fd(), Duration::ZERO)
+    }
+}
+
+impl Drop for SnapshotChild {
+    fn drop(&mut self) {
+        // Where it has ended by itself its number may be somebody else's.
+        if let Err(error) = pidfd::send_signal(self.pidfd.as_fd(), libc::SIGKILL) {
+            tracing::trace!(pid = self.pid, %error, "snapshot process was not ended");
+        }
+        // The agent must not take it for a process of the job.
+        pidfd::wait_gone(self.pidfd.as_fd());
+    }
+}
 
 /// Whether snapshot child `pid` has inherited all mappings of the stopped thread `task`: it has as many pages of
 /// address space, and the one page of control memory that it maps as the first thing. Had it mapped that and lacked
@@ -44,15 +72,6 @@ pub(crate) fn may_write(pid: i32) -> bool {
 pub(crate) fn covers(ranges: &[(u64, u64)], at: u64) -> bool {
     let next = ranges.partition_point(|r| r.1 <= at);
     ranges.get(next).is_some_and(|r| r.0 <= at)
-}
-
-/// Ends a snapshot child that is not needed, and waits for its end: the agent must not take it for a process of the job.
-pub(crate) fn end(pid: i32, pidfd: &OwnedFd) {
-    // Where it has ended by itself its number may be somebody else's.
-    if let Err(error) = pidfd::send_signal(pidfd.as_fd(), libc::SIGKILL) {
-        tracing::debug!(pid, %error, "snapshot process was not ended");
-    }
-    pidfd::wait_gone(pidfd.as_fd());
 }
 
 /// Ends snapshot child `pid`, which has not been waited for.

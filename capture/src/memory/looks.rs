@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::mpsc::{channel, Receiver, Sender, TryRecvError};
 use std::thread::Scope;
 
 /// Address space that one thread goes through at a time.
@@ -83,17 +83,25 @@ impl Looks {
         }
     }
 
-    /// The pages of the next child that was asked for, a copy of process `pid`, that hold data of its own, or are guarded.
-    pub(crate) fn found(&self, pid: i32) -> Result<Pages, CaptureError> {
+    /// The pages of the next child that was asked for, a copy of process `pid`, that hold data of its own, or are
+    /// guarded; `None` where they are not known yet and who asks shall not `wait`.
+    pub(crate) fn found(&self, pid: i32, wait: bool) -> Result<Option<Pages>, CaptureError> {
         let gone = || io::Error::other("nobody has looked at it");
         let found = match &self.ahead {
-            Some((_, found)) => found.recv().map_err(|_| gone()).flatten(),
+            Some((_, found)) if wait => found.recv().map_err(|_| gone()).flatten(),
+            Some((_, found)) => match found.try_recv() {
+                Ok(found) => found,
+                Err(TryRecvError::Empty) => return Ok(None),
+                Err(TryRecvError::Disconnected) => Err(gone()),
+            },
             None => {
                 let next = self.asked.borrow_mut().pop_front();
                 next.ok_or_else(gone).and_then(|r| r.own_pages(self.threads))
             }
         };
-        found.map_err(|e| CaptureError::system(format!("read the page table of the snapshot of process {pid}"), e))
+        found
+            .map(Some)
+            .map_err(|e| CaptureError::system(format!("read the page table of the snapshot of process {pid}"), e))
     }
 }
 

@@ -17,3 +17,4 @@ pub(crate) mod mlock;
 pub(crate) mod reader;
 pub(crate) mod snapshot;
 pub(crate) mod tracking;
+pub(crate) mod writing;

@@ -1,15 +1,15 @@
 //! Snapshot children: made while the application is stopped, written afterwards.
 
-mod writers;
+pub(crate) mod writers;
 
 use crate::access;
 use crate::inject::{self, Area, Made};
 use crate::memory::control::ControlMemory;
-use crate::memory::copy::{covers, end, inherited, is_copy_of, is_whole, kill};
+use crate::memory::copy::{covers, inherited, is_copy_of, is_whole, kill, SnapshotChild};
 use crate::memory::guards::{self, may_have_guards};
 use crate::memory::headroom::{Mode, Plan};
 use crate::memory::later::{self, Later};
-use crate::memory::looks::{Looks, Request};
+use crate::memory::looks::Request;
 use crate::memory::mappings::{self, Identities, Pages};
 use crate::memory::tracking::{self, Armed, Clean, Tracking, Wish};
 use crate::memory::{kin::Kin, mlock::Locks, reader};
@@ -26,9 +26,11 @@ use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 const PAGE: u64 = 4096;
+/// Where memory is short so many write at most: headroom counts with as many.
+const FRUGAL_WRITERS: u32 = 2;
 
 /// The stored memory of one process, or the means to store it.
 #[derive(Debug)]
@@ -46,8 +48,8 @@ pub(crate) struct Child {
     not_inherited: Vec<u64>,
     /// Starts of the mappings that it did not inherit at all, in ascending order.
     missing_in_child: Vec<u64>,
-    /// The child, its pidfd and its control memory; `None` when everything was stored early.
-    snapshot: Option<(i32, OwnedFd, ControlMemory)>,
+    /// `None` when everything was stored early.
+    snapshot: Option<SnapshotChild>,
     /// Mappings of the snapshot child whose file is gone.
     gone: Vec<(u64, u64)>,
     /// Where mappings begin of which all pages are stored.
@@ -108,7 +110,14 @@ impl<'a> Progress<'a> {
         self.expected += bytes;
     }
 
-    fn now(&self, current: u64) {
+    /// All that was expected of a process has been dealt with.
+    pub(crate) fn done(&mut self, bytes: u64) {
+        self.done += bytes;
+        self.now(0);
+    }
+
+    /// `current` bytes of what is not done yet have been dealt with.
+    pub(crate) fn now(&self, current: u64) {
         let done = self.done + current;
         (self.report)(done, self.expected.max(done));
     }
@@ -239,13 +248,17 @@ impl Child {
                     .map_err(|e| CaptureError::system(format!("open the snapshot of process {pid}"), e))?;
                 let fail = |e| CaptureError::system(format!("compare the snapshot of process {pid} with it"), e);
                 // From here on it ends with us.
-                let (_, pidfd, control) = child.snapshot.insert((snapshot_pid, pidfd, control));
+                let copy = child.snapshot.insert(SnapshotChild {
+                    pid: snapshot_pid,
+                    pidfd,
+                    control,
+                });
                 // A userfaultfd that cannot be taken over is no reason to fail.
                 let uffd = made
                     .uffd
                     .filter(|fd| *fd >= 0)
-                    .and_then(|fd| pidfd::getfd(pidfd.as_fd(), fd).ok());
-                let own = control.name().map_err(fail)?.1;
+                    .and_then(|fd| pidfd::getfd(copy.pidfd.as_fd(), fd).ok());
+                let own = copy.control.name().map_err(fail)?.1;
                 let inherited = if is_whole(snapshot_pid, child.task).map_err(fail)? {
                     child.maps.iter().map(|m| (m.start, m.end)).collect()
                 } else {
@@ -407,14 +420,13 @@ impl Child {
 
     /// Its snapshot child.
     pub(crate) fn copy(&self) -> Option<i32> {
-        self.snapshot.as_ref().map(|(pid, ..)| *pid)
+        self.snapshot.as_ref().map(|copy| copy.pid)
     }
 
     /// What is to be read of the snapshot child: where its own pages are. Of mappings whose file is gone all pages are stored.
     pub(crate) fn request(&mut self, identities: &mut Identities) -> Option<Request> {
-        let (child, ..) = self.snapshot.as_ref()?;
         let mut request = Request {
-            child: *child,
+            child: self.copy()?,
             ..Request::default()
         };
         for m in self
@@ -446,29 +458,26 @@ impl Child {
         Some(request)
     }
 
-    /// Stores the memory; `looks` has, of all children, what was asked for by [`Self::request`].
-    pub(crate) fn write(
+    /// The process whose stored pages it refers to; 0: none.
+    pub(crate) fn maker(&self) -> i32 {
+        self.kin.maker
+    }
+
+    /// Memory is short: so many threads write at most, as headroom has counted.
+    pub(crate) fn most_writers(&self) -> Option<u32> {
+        self.frugal.then_some(FRUGAL_WRITERS)
+    }
+
+    /// The memory, all of which is stored, is put together; `table` says where it lies that was not stored early.
+    fn finish(
         mut self,
+        mut table: Vec<Extent>,
+        (mut left_out, spared): (Option<LeftOut>, Spared),
         session: &mut Session,
-        looks: &Looks,
-        writers: u32,
         identities: &mut Identities,
-        progress: &mut Progress<'_>,
     ) -> Result<Written, CaptureError> {
-        let mut table = Vec::new();
-        let mut left_out = None;
-        let mut spared = Spared::default();
-        if let Some(mut snapshot) = self.snapshot.take() {
-            let result = self.run_writers(&mut snapshot, session, (looks, writers), &mut table, progress);
-            if result.is_err() {
-                end(snapshot.0, &snapshot.1);
-            }
-            (left_out, spared) = result?;
-        }
         table.append(&mut self.early);
         session.set_table(TableId::Process(self.pid), table)?;
-        progress.done += self.resident_bytes;
-        progress.now(0);
         self.locks.look(self.task);
         self.guards.sort_unstable();
         let (none, none_there) = (Vec::new(), Vec::new());
@@ -510,13 +519,5 @@ impl Child {
             left_out,
             spared_bytes: spared.bytes().saturating_add(self.lacking),
         })
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        if let Some((pid, pidfd, _)) = &self.snapshot {
-            end(*pid, pidfd);
-        }
     }
 }

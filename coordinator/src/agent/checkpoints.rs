@@ -379,8 +379,8 @@ impl Agent {
     }
 }
 
-/// Threads that write a process's memory beside it: half of the processors, the others are the program's. On a machine
-/// with 16 processors 16 were no faster than 8 (`docs/benchmarks.md`).
+/// Threads that write the memory of the processes beside them: half of the processors, the others are the program's. On
+/// a machine with 16 processors 16 were no faster than 8 (`docs/benchmarks.md`).
 fn writers() -> u32 {
-    (sys::processors() / 2).clamp(2, belay_abi::inject::MAX_WRITERS as u32)
+    (sys::processors() / 2).clamp(2, 64)
 }

@@ -7,8 +7,6 @@ use crate::place::desk::Place;
 use crate::StorageError;
 use std::os::fd::AsRawFd;
 
-/// Largest number of chunks lent at a time: each is an open file of the agent.
-const MAX_LOANS: u64 = 200;
 /// A process with less than this to write is written by one thread, into one chunk.
 const SMALL_PAGES: u64 = 1024;
 
@@ -17,14 +15,10 @@ const SMALL_PAGES: u64 = 1024;
 pub struct Loan {
     /// The chunk.
     pub id: u32,
-    /// The agent's descriptor of its file; -1 while it has no place.
-    pub fd: i32,
     /// First page free.
     pub first: u32,
     /// Number of pages that may be written.
     pub pages: u32,
-    /// The file can be written past the page cache; not known while it has no place.
-    pub direct: bool,
 }
 
 impl Session {
@@ -34,17 +28,17 @@ impl Session {
         let Some(at) = self.chunks.iter().position(|c| c.id == id) else {
             return Err(self.no_room());
         };
-        if let Some(mover) = self.mover.clone() {
-            if matches!(self.chunks[at].spot, Spot::Nowhere) {
-                self.chunks[at].spot = Spot::Asked(mover.desk().ask(self.chunks[at].most()));
-            }
-            if let Spot::Asked(ticket) = &self.chunks[at].spot {
-                let Some(place) = mover.desk().granted(ticket) else {
-                    self.seal_idle()?;
-                    return Ok(None);
-                };
-                self.settle(at, place)?;
-            }
+        match (&self.chunks[at].spot, self.mover.clone()) {
+            (Spot::Nowhere, None) => self.settle(at, Place::Home)?,
+            (Spot::Nowhere, Some(mover)) => self.chunks[at].spot = Spot::Asked(mover.desk().ask(self.chunks[at].most())),
+            _ => {}
+        }
+        if let (Spot::Asked(ticket), Some(mover)) = (&self.chunks[at].spot, &self.mover) {
+            let Some(place) = mover.desk().granted(ticket) else {
+                self.seal_idle()?;
+                return Ok(None);
+            };
+            self.settle(at, place)?;
         }
         Ok(self.chunks[at].open().map(|o| (o.file.as_raw_fd(), o.direct)))
     }
@@ -53,7 +47,7 @@ impl Session {
     fn seal_idle(&mut self) -> Result<(), StorageError> {
         for at in 0..self.chunks.len() {
             let c = &self.chunks[at];
-            if !c.lent && c.sealed.is_none() && !c.hashes.is_empty() && c.place() != Place::Home {
+            if c.lent == 0 && c.sealed.is_none() && !c.hashes.is_empty() && c.place() != Place::Home {
                 self.seal_one(at)?;
             }
         }
@@ -63,62 +57,64 @@ impl Session {
     /// Number of threads that should write `pages` pages, of at most `most`. Each holds a chunk of its own, so where
     /// room is limited one of them could find none while another has plenty.
     pub fn writers(&self, pages: u64, most: u32) -> u32 {
-        let spare = u64::from(most.saturating_sub(1)) * self.capacity(pages);
-        let tight = self
-            .room
-            .is_some_and(|(room, _)| room.saturating_sub(self.written()) < pages + spare);
-        if pages < SMALL_PAGES || tight {
+        if pages < SMALL_PAGES || !self.has_room(pages, most) {
             1
         } else {
             most.max(1)
         }
     }
 
-    /// Pages of each new chunk where `pages` are to be written.
-    fn capacity(&self, pages: u64) -> u64 {
-        if self.is_tiered() {
-            // Files are made and closed one after the other, and must fit into their tiers.
-            return u64::from(self.chunk_pages);
-        }
-        u64::from(self.chunk_pages).max(pages / MAX_LOANS)
+    /// Whether `pages` pages can be lent to `writers` threads while others have loans.
+    pub fn may_lend(&self, pages: u64, writers: u32) -> bool {
+        let lent = self.lent();
+        lent == 0 || (self.has_room(pages, writers) && self.index_growth(lent + pages) == 0)
+    }
+
+    /// Whether `pages` pages fit, even if each of `writers` threads but the last leaves a chunk empty.
+    fn has_room(&self, pages: u64, writers: u32) -> bool {
+        let wanted = pages + u64::from(writers.saturating_sub(1)) * u64::from(self.chunk_pages);
+        self.room_left().is_none_or(|left| wanted <= left)
+    }
+
+    /// Pages that may still be lent, where room is limited.
+    fn room_left(&self) -> Option<u64> {
+        let taken = self.written() + self.lent();
+        self.room.map(|(room, _)| room.saturating_sub(taken))
+    }
+
+    /// Pages that writers may still fill.
+    fn lent(&self) -> u64 {
+        self.chunks.iter().map(|c| u64::from(c.lent)).sum()
     }
 
     /// Room for `pages` pages written by `writers` threads that each fill one loan after the other. Give each loan back.
     pub fn lend(&mut self, pages: u64, writers: u32) -> Result<Vec<Loan>, StorageError> {
-        self.reserve_index(pages);
-        let written = self.written();
-        let mut budget = self.room.map_or(u64::MAX, |(room, _)| room.saturating_sub(written));
+        self.reserve_index(self.lent() + pages);
+        let mut budget = self.room_left().unwrap_or(u64::MAX);
         // While one writer has work left, each of the others can hold a loan that it does not fill.
-        let capacity = self.capacity(pages);
-        let mut wanted = pages + u64::from(writers - 1) * capacity;
+        let mut wanted = pages + u64::from(writers - 1) * u64::from(self.chunk_pages);
         let mut loans = Vec::new();
         let mut lend = |c: &mut New, wanted: &mut u64| {
-            let first = c.hashes.len() as u32;
-            let pages = u64::from(c.capacity - first).min(budget);
+            let pages = c.free().min(budget).min(*wanted);
             budget -= pages;
-            *wanted = wanted.saturating_sub(pages);
+            *wanted -= pages;
             if pages > 0 {
-                c.lent = true;
+                c.lent = pages as u32;
                 loans.push(Loan {
                     id: c.id,
-                    fd: c.file().map_or(-1, AsRawFd::as_raw_fd),
-                    first,
+                    first: c.hashes.len() as u32,
                     pages: pages as u32,
-                    direct: c.open().is_some_and(|o| o.direct),
                 });
             }
             pages > 0
         };
-        for c in self.chunks.iter_mut().filter(|c| c.is_open()) {
+        for c in self.chunks.iter_mut().filter(|c| c.is_open() && c.lent == 0) {
             if wanted > 0 {
                 lend(c, &mut wanted);
             }
         }
-        let mut more = Vec::new();
         while wanted > 0 {
-            let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-            more.push(self.chunks.len());
-            self.add_chunk(capacity)?;
+            self.add_chunk(self.chunk_pages)?;
             let last = self.chunks.len() - 1;
             if !lend(&mut self.chunks[last], &mut wanted) {
                 break;
@@ -133,7 +129,7 @@ impl Session {
             return Ok(());
         };
         let c = &mut self.chunks[at];
-        c.lent = false;
+        c.lent = 0;
         let before = c.hashes.len();
         c.hashes.extend(hashes);
         let new = &c.hashes[before..];

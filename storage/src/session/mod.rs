@@ -7,8 +7,8 @@
 //! leaves unfinished chunks, or finished ones that no generation names; both are removed by the next
 //! [`crate::store::Store::collect`].
 //!
-//! A chunk is sealed as soon as it is full, while others are written. Where the job has local tiers, a loan gets its
-//! place, and with it its file, only when a writer wants it ([`Session::place_loan`]), and a chunk that is sealed is
+//! A chunk is sealed as soon as it is full, while others are written. A loan gets its place, and with it its file, only
+//! when a writer is about to want it ([`Session::place_loan`]). Where the job has local tiers, a chunk that is sealed is
 //! moved home.
 
 mod held;
@@ -238,7 +238,7 @@ impl Session {
         }
     }
 
-    /// Adds a chunk; where there are local tiers it has no place yet.
+    /// Adds a chunk, which has no place yet.
     fn add_chunk(&mut self, capacity: u32) -> Result<(), StorageError> {
         let next = |id: u32| id.checked_add(1);
         let id = self.next_id.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
@@ -246,16 +246,12 @@ impl Session {
             step: "number a chunk",
             source: std::io::ErrorKind::StorageFull.into(),
         })?;
-        let spot = match self.mover {
-            Some(_) => Spot::Nowhere,
-            None => self.spot_at(Place::Home, id)?,
-        };
         self.chunks.push(New {
             id,
-            spot,
+            spot: Spot::Nowhere,
             hashes: Vec::new(),
             capacity,
-            lent: false,
+            lent: 0,
             sealed: None,
             published: false,
         });
@@ -334,16 +330,20 @@ impl Session {
         if self.room.is_some_and(|(pages, _)| self.written() >= pages) {
             return Err(self.no_room());
         }
-        let at = match self.chunks.iter().position(|c| c.is_open() && c.file().is_some()) {
+        let at = match self
+            .chunks
+            .iter()
+            .position(|c| c.is_open() && c.lent == 0 && c.file().is_some())
+        {
             Some(at) => at,
             None => {
                 let capacity = self.chunk_pages;
                 self.add_chunk(capacity)?;
                 let at = self.chunks.len() - 1;
-                if let Some(mover) = self.mover.clone() {
-                    // The program may stand still meanwhile: nobody waits here.
-                    self.settle(at, mover.desk().now(chunk::file_bytes(capacity)))?;
-                }
+                // The program may stand still meanwhile: nobody waits here.
+                let now = |mover: &Arc<Mover>| mover.desk().now(chunk::file_bytes(capacity));
+                let place = self.mover.as_ref().map_or(Place::Home, now);
+                self.settle(at, place)?;
                 at
             }
         };

@@ -13,8 +13,8 @@ pub(super) struct New {
     pub(super) spot: Spot,
     pub(super) hashes: Vec<u128>,
     pub(super) capacity: u32,
-    /// A writer has it.
-    pub(super) lent: bool,
+    /// Pages that a writer has been lent; 0: nobody has it.
+    pub(super) lent: u32,
     /// Set once the table of hashes is written and the file is durable.
     pub(super) sealed: Option<ChunkEntry>,
     pub(super) published: bool,
@@ -61,6 +61,11 @@ impl New {
     /// Bytes that it can grow to.
     pub(super) fn most(&self) -> u64 {
         chunk::file_bytes(self.capacity)
+    }
+
+    /// Pages that it has place for.
+    pub(super) fn free(&self) -> u64 {
+        u64::from(self.capacity).saturating_sub(self.hashes.len() as u64)
     }
 
     pub(super) fn is_open(&self) -> bool {

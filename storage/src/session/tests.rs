@@ -144,6 +144,31 @@ fn a_limit_holds_and_is_named() {
 }
 
 #[test]
+fn several_borrow_at_once_and_never_more_than_there_is() {
+    let (_s, store) = Scratch::new("several");
+    let mut engine = engine(&store, Some(50 * chunk::file_bytes(1)));
+    let mut session = engine.begin(0).unwrap();
+    assert!(session.may_lend(60, 1), "alone it gets what there is");
+    let first = session.lend(20, 1).unwrap();
+    assert!(session.may_lend(20, 1) && !session.may_lend(40, 1) && !session.may_lend(20, 4));
+    let second = session.lend(20, 1).unwrap();
+    let ids = |loans: &[Loan]| loans.iter().map(|l| l.id).collect::<BTreeSet<_>>();
+    assert!(ids(&first).is_disjoint(&ids(&second)), "a chunk has one borrower");
+    let third = session.lend(60, 1).unwrap();
+    let all: u32 = [&first, &second, &third].iter().flat_map(|l| l.iter()).map(|l| l.pages).sum();
+    assert!((48..=50).contains(&all), "{all}");
+    // What the agent stores meanwhile goes into none of them.
+    let mut table = Vec::new();
+    let lent: BTreeSet<u32> = [&first, &second, &third].iter().flat_map(|l| ids(l)).collect();
+    session.store_pages(0, &[7; PAGE as usize], &mut table).unwrap();
+    assert!(!lent.contains(&table[0].chunk));
+    for loan in first.iter().chain(&second).chain(&third) {
+        session.give_back(loan.id, std::iter::empty()).unwrap();
+    }
+    assert!(session.may_lend(40, 1), "what was not written is there again");
+}
+
+#[test]
 fn chunks_that_vanished_are_not_referred_to() {
     let (_s, store) = Scratch::new("vanished");
     let mut engine = engine(&store, None);

@@ -1,15 +1,15 @@
 //! How the pages of a copy come into the store: by the copy itself, or read from outside.
 
-use super::{Child, Progress, PAGE};
-use crate::memory::control::{self, ControlMemory, Work};
-use crate::memory::copy::{end, may_write};
+use super::{Child, Progress, Written, PAGE};
+use crate::memory::control::{self, Work};
+use crate::memory::copy::{may_write, SnapshotChild};
 use crate::memory::later;
-use crate::memory::looks::{self, Looks};
-use crate::memory::mappings;
+use crate::memory::looks;
+use crate::memory::mappings::{self, Identities};
 use crate::memory::reader;
 use crate::memory::tracking::{self, Clean};
 use crate::CaptureError;
-use belay_abi::inject::{Range, RANGE_KEEP_ZEROS};
+use belay_abi::inject::{Range, MAX_WRITERS, RANGE_KEEP_ZEROS};
 use belay_access::pages::Spared;
 use belay_image::extents::{self, Extent};
 use belay_image::model::LeftOut;
@@ -17,80 +17,220 @@ use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Where memory is short so many write at most: headroom counts with as many.
-const FRUGAL_WRITERS: u32 = 2;
+type LeftOuts = (Option<LeftOut>, Spared);
+
+/// A process of which it is known what is to be stored.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    child: Child,
+    /// Whether its copy writes for itself.
+    writes: bool,
+    found: Vec<Range>,
+    later: Vec<Range>,
+    table: Vec<Extent>,
+}
+
+/// A process whose copy writes.
+#[derive(Debug)]
+pub(crate) struct AtWork {
+    child: Child,
+    copy: SnapshotChild,
+    work: Work,
+    writers: u32,
+    ranges: Vec<Range>,
+    later: Vec<Range>,
+    table: Vec<Extent>,
+    /// What the agent has read itself.
+    read: Result<LeftOuts, CaptureError>,
+}
+
+/// A process all of whose memory is stored.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    child: Child,
+    table: Vec<Extent>,
+    left_out: LeftOuts,
+}
+
+/// What a process has become whose turn has come.
+pub(crate) enum Begun {
+    AtWork(Box<AtWork>),
+    Stored(Box<Stored>),
+}
 
 impl Child {
-    /// Has the copy write its pages; what was left out.
-    pub(super) fn run_writers(
-        &mut self,
-        (child, pidfd, control): &mut (i32, OwnedFd, ControlMemory),
-        session: &mut Session,
-        (looks, most): (&Looks, u32),
-        table: &mut Vec<Extent>,
-        progress: &Progress<'_>,
-    ) -> Result<(Option<LeftOut>, Spared), CaptureError> {
-        let pid = self.pid;
-        self.store_gone(*child, session)?;
-        let looks::Pages { data: found, guards } = looks.found(pid)?;
-        self.guards.extend(guards);
-        if let Some(armed) = &mut self.armed {
-            let all = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
-            self.clean.look(*child, all, armed);
+    /// Finds out what is to be stored of the copy, where `found` has been found; nothing where there is no copy.
+    pub(crate) fn prepare(mut self, found: Option<looks::Pages>, session: &mut Session) -> Prepared {
+        let mut table = Vec::new();
+        let (mut writes, mut ranges, mut later) = (true, Vec::new(), Vec::new());
+        if let (Some(copy), Some(looks::Pages { data, guards })) = (self.copy(), found) {
+            self.guards.extend(guards);
+            if let Some(armed) = &mut self.armed {
+                let all = data.iter().map(|r| (r.end - r.start) / PAGE).sum();
+                self.clean.look(copy, all, armed);
+            }
+            let data = self.without_clean(data, session, &mut table);
+            let data = self.kin.without(data, session, &mut table);
+            (ranges, later) = self.for_later(data);
+            writes = may_write(copy);
         }
-        let found = self.without_clean(found, session, table);
-        let found = self.kin.without(found, session, table);
-        let (found, later) = self.for_later(found);
-        if !may_write(*child) {
-            self.read_for(*child, session, &found, table, progress)?;
-            let left_out = self.store_later(*child, session, &later, table, progress)?;
-            self.read_flags(*child)?;
+        Prepared {
+            child: self,
+            writes,
+            found: ranges,
+            later,
+            table,
+        }
+    }
+}
+
+impl Prepared {
+    /// Pages that its writers have to store.
+    pub(crate) fn pages(&self) -> u64 {
+        self.found.iter().map(|r| (r.end - r.start) / PAGE).sum()
+    }
+
+    /// Nothing is written beside it: the agent reads some of it, or waits.
+    pub(crate) fn is_alone(&self) -> bool {
+        !self.writes || !self.child.gone.is_empty() || !self.later.is_empty()
+    }
+
+    /// Has the copy write its pages with up to `most` threads, or reads them.
+    pub(crate) fn begin(self, session: &mut Session, most: u32, progress: &Progress<'_>) -> Result<Begun, CaptureError> {
+        let Self {
+            mut child,
+            writes,
+            found,
+            later,
+            mut table,
+        } = self;
+        let pid = child.pid;
+        let Some(mut copy) = child.snapshot.take() else {
+            let left_out = LeftOuts::default();
+            return Ok(Begun::Stored(Box::new(Stored { child, table, left_out })));
+        };
+        child.store_gone(copy.pid, session)?;
+        if !writes {
+            child.read_for(copy.pid, session, &found, &mut table, progress)?;
+            let left_out = child.store_later(copy.pid, session, &later, &mut table, progress)?;
+            child.read_flags(copy.pid)?;
             // Had it been ended meanwhile, what was read might be less than it had.
-            let had_memory = proc::maps(*child).is_ok_and(|m| !m.is_empty());
-            if !had_memory || pidfd::gone_within(pidfd.as_fd(), Duration::ZERO) {
+            let had_memory = proc::maps(copy.pid).is_ok_and(|m| !m.is_empty());
+            if !had_memory || copy.is_gone() {
                 return Err(control::ended_early(pid));
             }
-            end(*child, pidfd);
-            return Ok(left_out);
+            return Ok(Begun::Stored(Box::new(Stored { child, table, left_out })));
         }
         let pages = found.iter().map(|r| (r.end - r.start) / PAGE).sum();
-        // Each has buffers of its own.
-        let most = if self.frugal { most.min(FRUGAL_WRITERS) } else { most };
-        let writers = session.writers(pages, most);
+        let writers = session.writers(pages, most.min(MAX_WRITERS as u32));
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;
         let index = session.index_share();
-        let tiered = session.is_tiered();
-        let mut work = control
-            .start(&ranges, &loans, !tiered, index, (writers, self.frugal))
+        // A place in a local tier is given only to who wants it.
+        let ahead = if session.is_tiered() { 0 } else { writers as usize };
+        let work = copy
+            .control
+            .start(&ranges, (&loans, ahead), index, (writers, child.frugal))
             .map_err(|e| CaptureError::system(format!("prepare the snapshot of process {pid}"), e))?;
-        // Writers that wait for a place must not wait for us.
-        let period = Duration::from_millis(if tiered { 1 } else { 100 });
-        let tick = |work: &mut Work, session: &mut Session, progress: &Progress<'_>| {
-            progress.now(control.written(work));
-            let busy = control.serve(work, pid, session)?;
-            Ok::<_, CaptureError>(if busy { Duration::ZERO } else { period })
-        };
-        while !control.wait_written(tick(&mut work, session, progress)?) && !pidfd::gone_within(pidfd.as_fd(), Duration::ZERO) {}
-        let refused = control.refused(&work);
-        let refused: Vec<Range> = refused.into_iter().filter_map(|i| ranges.get(i).copied()).collect();
-        let read = if refused.is_empty() && later.is_empty() {
-            Ok(())
-        } else {
-            let settled = control.take_back(&mut work, pid, session);
-            settled.and_then(|()| self.read_for(*child, session, &refused, table, progress))
-        };
-        let read = read.and_then(|()| self.store_later(*child, session, &later, table, progress));
-        let read = read.and_then(|left_out| self.read_flags(*child).map(|()| left_out));
-        control.release();
-        while !pidfd::gone_within(pidfd.as_fd(), tick(&mut work, session, progress)?) {}
-        control.collect(&mut work, pid, session, table)?;
-        read
+        Ok(Begun::AtWork(Box::new(AtWork {
+            child,
+            copy,
+            work,
+            writers,
+            ranges,
+            later,
+            table,
+            read: Ok(LeftOuts::default()),
+        })))
+    }
+}
+
+impl AtWork {
+    /// The process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.pid
     }
 
+    /// Number of threads that write.
+    pub(crate) fn writers(&self) -> u32 {
+        self.writers
+    }
+
+    /// Bytes that they have dealt with so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.copy.control.written(&self.work)
+    }
+
+    /// Gives the writers what they want and takes back what they are done with; whether there was something to take.
+    pub(crate) fn serve(&mut self, session: &mut Session) -> Result<bool, CaptureError> {
+        self.copy.control.serve(&mut self.work, self.child.pid, session)
+    }
+
+    /// See [`control::ControlMemory::done_word`].
+    pub(crate) fn done_word(&self) -> &AtomicU32 {
+        self.copy.control.done_word()
+    }
+
+    /// Whether the writers are done, or gone.
+    pub(crate) fn is_done(&self) -> bool {
+        self.copy.control.is_written() || self.copy.is_gone()
+    }
+
+    /// Whether the copy has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.copy.is_gone()
+    }
+
+    /// Waits until it has, no longer than `limit`.
+    pub(crate) fn wait_gone(&self, limit: Duration) {
+        pidfd::gone_within(self.copy.pidfd.as_fd(), limit);
+    }
+
+    /// The writers are done: reads what they could not, and what was to wait, and lets the copy end.
+    pub(crate) fn settle(&mut self, session: &mut Session, progress: &Progress<'_>) {
+        self.read = self.read_rest(session, progress);
+        self.copy.control.release();
+    }
+
+    fn read_rest(&mut self, session: &mut Session, progress: &Progress<'_>) -> Result<LeftOuts, CaptureError> {
+        let refused = self.copy.control.refused(&self.work);
+        let refused: Vec<Range> = refused.into_iter().filter_map(|i| self.ranges.get(i).copied()).collect();
+        let (child, copy, table) = (&mut self.child, self.copy.pid, &mut self.table);
+        if !refused.is_empty() || !self.later.is_empty() {
+            self.copy.control.take_back(&mut self.work, child.pid, session)?;
+            child.read_for(copy, session, &refused, table, progress)?;
+        }
+        let left_out = child.store_later(copy, session, &self.later, table, progress)?;
+        child.read_flags(copy)?;
+        Ok(left_out)
+    }
+
+    /// The copy has ended: takes over what it has left.
+    pub(crate) fn collect(mut self, session: &mut Session) -> Result<Stored, CaptureError> {
+        let (control, pid) = (&self.copy.control, self.child.pid);
+        control.collect(&mut self.work, pid, session, &mut self.table)?;
+        Ok(Stored {
+            child: self.child,
+            table: self.table,
+            left_out: self.read?,
+        })
+    }
+}
+
+impl Stored {
+    /// What becomes of it in the image; and the process, and its resident bytes.
+    pub(crate) fn finish(self, session: &mut Session, identities: &mut Identities) -> Result<(i32, u64, Written), CaptureError> {
+        let (pid, resident) = (self.child.pid, self.child.resident_bytes);
+        let written = self.child.finish(self.table, self.left_out, session, identities)?;
+        Ok((pid, resident, written))
+    }
+}
+
+impl Child {
     /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when the
     /// child has written its pages it has given them back, and little is left but what was clean.
     fn read_flags(&mut self, child: i32) -> Result<(), CaptureError> {
@@ -138,7 +278,7 @@ impl Child {
         ranges: &[Range],
         table: &mut Vec<Extent>,
         progress: &Progress<'_>,
-    ) -> Result<(Option<LeftOut>, Spared), CaptureError> {
+    ) -> Result<LeftOuts, CaptureError> {
         let Some(later) = self.later.as_mut().filter(|_| !ranges.is_empty()) else {
             return Ok((None, Spared::default()));
         };

@@ -111,7 +111,7 @@ fn what_is_given_up_leaves_nothing_anywhere() {
         let loans = session.lend(100, 2).unwrap();
         session.place_loan(loans[0].id).unwrap();
         session.place_loan(loans[1].id).unwrap();
-        assert!(session.is_tiered() && loans.iter().filter(|l| l.fd < 0).count() > 1);
+        assert!(session.is_tiered() && loans.len() > 3, "some have no place yet");
         drop(session);
         let mover = engine.mover().unwrap();
         mover.drain();

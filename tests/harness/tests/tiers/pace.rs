@@ -105,15 +105,16 @@ pub(super) fn behind_a_failure(place: &Place, user: User, _: &mut Rng) -> Result
     while generations(&job)?.len() < 2 {
         want(begin.elapsed() < LIMIT, || "no second checkpoint".into())?;
     }
-    let unfinished = |f: &PathBuf| f.to_string_lossy().contains("/.tmp-");
-    let first = files(&scratch)
-        .into_iter()
-        .find(|f| unfinished(f) && f.to_string_lossy().contains("000001"));
+    // The first flush writes for some seconds, and may have only just begun.
+    let of_the_first = |f: &PathBuf| f.to_string_lossy().contains("/.tmp-") && f.to_string_lossy().contains("000001");
+    let first = loop {
+        if let Some(first) = files(&scratch).into_iter().find(of_the_first) {
+            break first;
+        }
+        want(begin.elapsed() < LIMIT, || "nothing of the first flush was seen".into())?;
+    };
     // It cannot get its name.
-    io(
-        "remove",
-        std::fs::remove_file(first.ok_or("the first flush is over too early")?),
-    )?;
+    io("remove", std::fs::remove_file(first))?;
     let removed = Instant::now();
     let status = io("wait", waits.wait())?;
     let took = removed.elapsed();
