@@ -542,7 +542,7 @@ pub struct Thread {
     pub timer_slack_ns: u64,
     /// Scheduling policy, nice value, real-time priority.
     pub sched: Sched,
-    /// Processors the thread may run on, one bit each, little endian words.
+    /// Processors the thread may run on, one bit each, little endian words. Empty: all that the job is given.
     pub affinity: Vec<u64>,
     /// `ioprio_get` value.
     pub ioprio: i32,

@@ -78,25 +78,37 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
         };
         note(sched::set(t.tid, &wanted), t.tid, "scheduling policy");
     }
-    let trim = |m: &[u64]| m.iter().rposition(|w| *w != 0).map_or(0, |n| n + 1);
-    let (wanted, have) = (
-        &t.affinity[..trim(&t.affinity)],
-        &defaults.affinity[..trim(&defaults.affinity)],
-    );
-    if !wanted.is_empty() && wanted != have {
-        // SAFETY: a live array of that length.
-        let r = unsafe { libc::syscall(libc::SYS_sched_setaffinity, t.tid, size_of_val(wanted), wanted.as_ptr()) };
-        note(
-            check(r),
-            t.tid,
-            "processor affinity (not available here; the thread may run on all)",
-        );
-    }
+    affinity(t, &defaults.affinity);
     if t.ioprio != defaults.ioprio {
         // SAFETY: takes numbers only.
         let r = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, t.tid, t.ioprio) };
         note(check(r), t.tid, "I/O priority");
     }
+}
+
+/// The processors of thread `t`: those to which it has restricted itself, as far as they are among those that are given here.
+fn affinity(t: &Thread, given: &[u64]) {
+    let Some((mask, whole)) = allowed(&t.affinity, given) else {
+        return;
+    };
+    // SAFETY: a live array of that length.
+    let r = unsafe { libc::syscall(libc::SYS_sched_setaffinity, t.tid, size_of_val(&mask[..]), mask.as_ptr()) };
+    let lacks = || Err(io::Error::other("the restart is not given all of these processors"));
+    let done = check(r).and_then(|()| if whole { Ok(()) } else { lacks() });
+    note(done, t.tid, "processor affinity");
+}
+
+/// What of the `wanted` processors is `given`, or where none is, all that are given; and whether that is all of them.
+/// `None` where nobody wants anything.
+fn allowed(wanted: &[u64], given: &[u64]) -> Option<(Vec<u64>, bool)> {
+    if wanted.iter().all(|w| *w == 0) {
+        return None;
+    }
+    let of_both: Vec<u64> = wanted.iter().zip(given).map(|(wanted, given)| wanted & given).collect();
+    let lost = wanted.iter().zip(given.iter().chain(std::iter::repeat(&0)));
+    let whole = lost.into_iter().all(|(wanted, given)| wanted & !given == 0);
+    let none = of_both.iter().all(|w| *w == 0);
+    Some((if none { given.to_vec() } else { of_both }, whole))
 }
 
 /// Limits and the like of process `p`.
@@ -192,4 +204,18 @@ fn limit(pid: i32, resource: u32, soft: u64, hard: u64) -> io::Result<()> {
         check(unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, &raw const best, std::ptr::null::<u8>()) })?;
     }
     r
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_that_are_not_given_are_not_taken() {
+        assert_eq!(allowed(&[], &[3]), None, "what is given");
+        assert_eq!(allowed(&[0b0110], &[0b1111]), Some((vec![0b0110], true)));
+        assert_eq!(allowed(&[0b0110], &[0b1100, 1]), Some((vec![0b0100], false)));
+        assert_eq!(allowed(&[0b0011, 7], &[0b1100]), Some((vec![0b1100], false)), "none of them");
+        assert_eq!(allowed(&[0b0011, 1], &[0b0001]), Some((vec![0b0001], false)));
+    }
 }

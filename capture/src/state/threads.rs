@@ -10,7 +10,7 @@ use crate::state::rights;
 use crate::state::wait::Wait;
 use crate::stop::stopped::{Process, Suspended, Task};
 use crate::CaptureError;
-use belay_abi::inject::ThreadTable;
+use belay_abi::inject::{ThreadTable, AFFINITY_WORDS};
 use belay_image::attributes::{Own, SchedMore, ThreadPrctl};
 use belay_image::model;
 use belay_image::name::Name;
@@ -250,12 +250,19 @@ pub(crate) fn models(
 ) -> Vec<model::Thread> {
     process.prctl.securebits = tables.first().map_or(0, |table| table.securebits);
     let usual = SchedUsual::own();
+    let given = given();
     let all = states.into_iter().zip(seen).zip(tables);
-    all.map(|((state, seen), table)| thread(process, state, seen, table, usual))
+    all.map(|((state, seen), table)| thread(process, state, seen, table, (usual, &given)))
         .collect()
 }
 
-fn thread(process: &model::Process, state: State, seen: Seen, table: &ThreadTable, usual: SchedUsual) -> model::Thread {
+fn thread(
+    process: &model::Process,
+    state: State,
+    seen: Seen,
+    table: &ThreadTable,
+    (usual, given): (SchedUsual, &[u64]),
+) -> model::Thread {
     let regs = crate::state::calls::without_restart_block(state.tid, &state.regs, state.wait.as_ref());
     let name = table.comm.split(|b| *b == 0).next().unwrap_or_default();
     model::Thread {
@@ -278,7 +285,7 @@ fn thread(process: &model::Process, state: State, seen: Seen, table: &ThreadTabl
             reset_on_fork: table.sched.flags & sched::RESET_ON_FORK != 0,
             more: usual.besides(table),
         },
-        affinity: affinity(table),
+        affinity: affinity(table, given),
         ioprio: i32::try_from(table.ioprio).unwrap_or(0).max(0),
         exited: None,
         directories: seen.directories,
@@ -359,17 +366,29 @@ impl SchedUsual {
     }
 }
 
-/// The processor mask without trailing zero words.
-fn affinity(table: &ThreadTable) -> Vec<u64> {
-    let words = usize::try_from(table.affinity_bytes)
-        .unwrap_or(0)
-        .div_ceil(8)
-        .min(table.affinity.len());
-    let used = table.affinity[..words]
-        .iter()
-        .rposition(|w| *w != 0)
-        .map_or(0, |last| last + 1);
-    table.affinity[..used].to_vec()
+/// The processors that the agent may use: those that the job was given.
+fn given() -> Vec<u64> {
+    let mut mask = [0; AFFINITY_WORDS];
+    // SAFETY: the kernel writes at most the length given.
+    let bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    masked(&mask, bytes)
+}
+
+/// The processor mask of a thread, empty where it is what the job was `given`: the thread has not asked for that.
+fn affinity(table: &ThreadTable, given: &[u64]) -> Vec<u64> {
+    let mask = masked(&table.affinity, table.affinity_bytes);
+    if mask == given {
+        Vec::new()
+    } else {
+        mask
+    }
+}
+
+/// A processor mask, of which the kernel has filled in so many bytes, without trailing zero words.
+fn masked(mask: &[u64], bytes: i64) -> Vec<u64> {
+    let words = usize::try_from(bytes).unwrap_or(0).div_ceil(8).min(mask.len());
+    let used = mask[..words].iter().rposition(|w| *w != 0).map_or(0, |last| last + 1);
+    mask[..used].to_vec()
 }
 
 /// The model of a main thread that has exited while others run.

@@ -31,6 +31,7 @@ fn cases() -> Vec<Case> {
         prog("thr_wakes 8"),
         prog("thr_wakes 60"),
         prog("thr_attrs"),
+        prog("thr_affinity").restarted_under(&["{programs}/thr_affinity", "under"]),
         prog("thr_raw"),
         prog("thr_leader_gone"),
         prog("thr_maker_gone"),
