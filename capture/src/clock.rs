@@ -51,8 +51,17 @@ impl<'a> Clock<'a> {
 
 /// The kernel's monotonic clock.
 pub(crate) fn monotonic_ns() -> u64 {
+    now_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// The one that goes on while the machine sleeps.
+pub(crate) fn boottime_ns() -> u64 {
+    now_ns(libc::CLOCK_BOOTTIME)
+}
+
+fn now_ns(clock: libc::clockid_t) -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is live.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    unsafe { libc::clock_gettime(clock, &mut t) };
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }

@@ -1,7 +1,7 @@
 //! What the application waits for: [`take`] reads as a table of contents, a function for each phase.
 
 use crate::access::sites::Wanted;
-use crate::clock::{monotonic_ns, Clock};
+use crate::clock::{boottime_ns, monotonic_ns, Clock};
 use crate::error::CaptureError;
 use crate::gate::{self, Shut};
 use crate::inject::injected;
@@ -438,6 +438,7 @@ fn image(
         root_pid,
         processes,
         monotonic_ns: monotonic_ns(),
+        boottime_ns: Some(boottime_ns()),
         code: Vec::new(),
     };
     Ok((sections, job))

@@ -40,6 +40,9 @@ pub struct Job {
     pub processes: Vec<Process>,
     /// `clock_gettime(CLOCK_MONOTONIC)` at capture, nanoseconds.
     pub monotonic_ns: u64,
+    /// The same of `CLOCK_BOOTTIME`; `None` in images of before.
+    #[serde(default)]
+    pub boottime_ns: Option<u64>,
     /// Files that processes map, stored for a restart that finds others in their places. Without `--no-save-code`, most
     /// of those with an identity.
     #[serde(default)]

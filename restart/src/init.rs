@@ -111,8 +111,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) way: Way,
     /// What it is to keep of the host on which it was.
     pub(crate) identity: Identity,
-    /// Value of the monotonic clock at the checkpoint.
-    pub(crate) monotonic_ns: u64,
+    /// What the clocks said at the checkpoint.
+    pub(crate) clocks: namespace::Clocks,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     /// The namespaces that the job is to be shown.
@@ -155,7 +155,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
         namespace::enter(setup.way, setup.uid, setup.gid)?;
         shown::begin(setup.shown.take());
         setup.identity.keep(setup.way)?;
-        if let Err(error) = namespace::continue_clock(setup.monotonic_ns) {
+        if let Err(error) = namespace::continue_clock(setup.clocks) {
             tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
         }
     }

@@ -62,7 +62,7 @@ use belay_plugins::Group;
 use channel::{Channel, Message};
 use front::Front;
 use identity::Identity;
-use namespace::Way;
+use namespace::{Clocks, Way};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -167,7 +167,11 @@ pub fn restart(
 ) -> Result<End, RestartError> {
     let (loaded, identity) = load(dir, options, group)?;
     remains::clear(&loaded.job, options.ends_remains)?;
-    let (agent, root, monotonic_ns) = (loaded.job.agent, loaded.job.root_pid, loaded.job.monotonic_ns);
+    let (agent, root) = (loaded.job.agent, loaded.job.root_pid);
+    let clocks = Clocks {
+        monotonic_ns: loaded.job.monotonic_ns,
+        boottime_ns: loaded.job.boottime_ns,
+    };
     let blob = Blob::load(&options.restorer).map_err(|e| RestartError::at("load the restorer", e))?;
     let (channel, inside) = Channel::pair().map_err(failed)?;
     let common = init::Common::new().map_err(failed)?;
@@ -199,7 +203,7 @@ pub fn restart(
         root,
         way,
         identity,
-        monotonic_ns,
+        clocks,
         uid,
         gid,
         shown: Cell::new(shown),

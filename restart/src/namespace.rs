@@ -195,24 +195,62 @@ fn show_queues() {
     }
 }
 
-/// In PID 1, before the agent is forked: gives all later processes a time namespace in which the monotonic clock goes
-/// on from `monotonic_ns`, its value at the checkpoint. Time-outs and absolute timers of the job then mean what they
-/// meant, on a machine that has been booted since, too.
+/// Nanoseconds of a second.
+const SECOND: i64 = 1_000_000_000;
+
+/// What the clocks said at the checkpoint, nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clocks {
+    /// `CLOCK_MONOTONIC`.
+    pub(crate) monotonic_ns: u64,
+    /// `CLOCK_BOOTTIME`, which is ahead of it by the time that the machine has slept; `None` where nobody has asked.
+    pub(crate) boottime_ns: Option<u64>,
+}
+
+/// In PID 1, before the agent is forked: gives all later processes a time namespace in which these clocks go on from
+/// their values at the checkpoint. Time-outs and absolute timers of the job then mean what they meant, on a machine that
+/// has been booted since, too.
 ///
-/// Without such namespaces (kernels before 5.6) the clock jumps; returns why.
+/// Without such namespaces (kernels before 5.6) the clocks jump; returns why.
 ///
 /// It is so for processes that are made from now on, and for the calling one after [`follow_clock`].
-pub(crate) fn continue_clock(monotonic_ns: u64) -> io::Result<()> {
-    const SECOND: i64 = 1_000_000_000;
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is live.
-    sys::libc_result(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) })?;
-    let offset = i64::try_from(monotonic_ns).unwrap_or(i64::MAX) - (now.tv_sec * SECOND + now.tv_nsec);
+pub(crate) fn continue_clock(then: Clocks) -> io::Result<()> {
+    const OFFSETS: &str = "/proc/self/timens_offsets";
+    let monotonic = i64::try_from(then.monotonic_ns).unwrap_or(i64::MAX);
+    let shift = monotonic.saturating_sub(now(libc::CLOCK_MONOTONIC)?);
+    let boottime = then.boottime_ns.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
+    let boottime = boottime.map_or(Ok(shift), |then| {
+        now(libc::CLOCK_BOOTTIME).map(|now| then.saturating_sub(now))
+    })?;
     // SAFETY: takes a number only.
     sys::libc_result(unsafe { libc::unshare(CLONE_NEWTIME) })?;
-    let (seconds, nanoseconds) = (offset.div_euclid(SECOND), offset.rem_euclid(SECOND));
-    let text = format!("monotonic {seconds} {nanoseconds}\nboottime {seconds} {nanoseconds}\n");
-    std::fs::write("/proc/self/timens_offsets", text)
+    // They are told from the clocks of the machine, which these can be shifted from already.
+    let inherited = std::fs::read_to_string(OFFSETS)?;
+    let line = |clock: &str, shift: i64| {
+        let offset = offset(&inherited, clock).saturating_add(shift);
+        format!("{clock} {} {}\n", offset.div_euclid(SECOND), offset.rem_euclid(SECOND))
+    };
+    std::fs::write(OFFSETS, line("monotonic", shift) + &line("boottime", boottime))
+}
+
+/// What a clock says, nanoseconds.
+fn now(clock: libc::clockid_t) -> io::Result<i64> {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is live.
+    sys::libc_result(unsafe { libc::clock_gettime(clock, &mut now) })?;
+    Ok(now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec))
+}
+
+/// By how many nanoseconds `clock` is shifted, in the words of `/proc/PID/timens_offsets`; 0 where it is not named.
+fn offset(text: &str, clock: &str) -> i64 {
+    let of_clock = |line: &str| {
+        let mut words = line.split_whitespace();
+        let named = words.next() == Some(clock);
+        let mut number = || words.next().and_then(|w| w.parse::<i64>().ok());
+        let (seconds, nanoseconds) = (number()?, number()?);
+        named.then(|| seconds.saturating_mul(SECOND).saturating_add(nanoseconds))
+    };
+    text.lines().find_map(of_clock).unwrap_or(0)
 }
 
 /// Gives the calling process, which has one thread, the clock that its children have been given: when a process was
@@ -259,4 +297,17 @@ fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_
     let ptr = |s: &Option<std::ffi::CString>| s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
     // SAFETY: all strings are live and terminated; no data argument.
     sys::libc_result(unsafe { libc::mount(ptr(&source), target.as_ptr(), ptr(&kind), flags, std::ptr::null()) }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_read_as_the_kernel_writes_them() {
+        let text = "monotonic           7         0\nboottime          -12         5\n";
+        assert_eq!(offset(text, "monotonic"), 7 * SECOND);
+        assert_eq!(offset(text, "boottime"), -12 * SECOND + 5);
+        assert_eq!(offset("", "boottime"), 0);
+    }
 }

@@ -76,6 +76,9 @@ fn cases() -> Vec<Case> {
         prog("timer_thread"),
         prog("time_vdso"),
         prog("time_steps"),
+        prog("time_boot")
+            .root_only()
+            .restarted_under(&["{programs}/time_boot", "under"]),
         prog("attr_process"),
         prog("attr_settings"),
         prog("attr_identity"),
