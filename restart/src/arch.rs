@@ -43,6 +43,12 @@ pub(crate) fn map_early(base: u64, bytes: u64, flags: i32) -> io::Result<()> {
     Ok(())
 }
 
+/// Advises the kernel about memory that was mapped early.
+pub(crate) fn advise(base: u64, bytes: u64, advice: i32) -> io::Result<()> {
+    // SAFETY: callers give advice that changes no contents.
+    crate::sys::libc_result(unsafe { libc::madvise(base as *mut libc::c_void, bytes as usize, advice) }).map(drop)
+}
+
 /// Unmaps a part of the restorer's area.
 pub(crate) fn unmap(base: u64, bytes: u64) -> io::Result<()> {
     // SAFETY: callers pass parts of the area, which no Rust object lives in.

@@ -79,6 +79,7 @@ pub fn decide(job: &Job, extents: &[Extent]) {
         attributes::placements(&p.placements, &mut arena, &mut calls);
         attributes::segments(&p.segments, &mut arena, &mut calls);
         state::membarrier(p.membarrier, &mut calls);
+        state::huge_pages(p, &mut calls);
         state::process_early(p, &mut arena, &mut calls);
         state::sigactions(&p.sigactions, &mut arena, &mut calls);
         state::itimers(p, &mut arena, &mut calls);

@@ -12,6 +12,7 @@
 use crate::arch;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{uncovered, Range};
+use crate::sys;
 use crate::tree::{self, NodeId, Role, Tree, AGENT};
 use belay_abi::restore::Step;
 use belay_image::extents::{Extent, PAGE};
@@ -34,6 +35,8 @@ pub(crate) struct Early {
     pub(crate) range: Range,
     /// With MAP_NORESERVE, which stays.
     pub(crate) unreserved: bool,
+    /// Without huge pages (MADV_NOHUGEPAGE), which stays.
+    pub(crate) small: bool,
 }
 
 /// What a process has in common with others.
@@ -127,6 +130,7 @@ impl Families<'_> {
         let early = |v: &Vma| Early {
             range: v.start..v.end,
             unreserved: has(v, "nr"),
+            small: has(v, "nh"),
         };
         p.vmas.iter().filter(plain).map(early).collect()
     }
@@ -211,7 +215,7 @@ fn kept(early: &[Early], mappings: &[Early]) -> Vec<Range> {
     for m in mappings {
         let first = early.partition_point(|e| e.range.end <= m.range.start);
         for e in early[first..].iter().take_while(|e| e.range.start < m.range.end) {
-            if e.unreserved == m.unreserved {
+            if (e.unreserved, e.small) == (m.unreserved, m.small) {
                 out.push(e.range.start.max(m.range.start)..e.range.end.min(m.range.end));
             }
         }
@@ -304,8 +308,26 @@ pub(crate) enum Unread {
     Failed(RestartError),
 }
 
-/// In the maker: maps and reads what is common.
-pub(crate) fn read(share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
+/// In the maker: maps and reads what is common, without huge pages where it has switched them off.
+pub(crate) fn read(share: &Share, chunks: &HashMap<u32, Chunk>, no_huge: bool) -> Result<(), Unread> {
+    if share.maps.is_empty() && share.reads.is_empty() {
+        return Ok(());
+    }
+    // What it makes has a say of its own.
+    let huge = |off| {
+        if no_huge {
+            sys::prctl(libc::PR_SET_THP_DISABLE, off, 0).map(drop)
+        } else {
+            Ok(())
+        }
+    };
+    let done = huge(1).map_err(|e| Unread::Failed(RestartError::at("switch off huge pages", e)));
+    let done = done.and_then(|()| read_all(share, chunks));
+    let _ = huge(0);
+    done
+}
+
+fn read_all(share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
     for m in &share.maps {
         map(m).map_err(Unread::Failed)?;
     }
@@ -352,7 +374,12 @@ fn map(m: &Early) -> Outcome<()> {
             "map",
             format!("memory at {:#x} for several processes: {e}: restart once more", m.range.start),
         )
-    })
+    })?;
+    if m.small {
+        // Not of every kernel.
+        let _ = arch::advise(m.range.start, m.range.end - m.range.start, libc::MADV_NOHUGEPAGE);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ const SHM_RDONLY: u64 = 0o10000;
 const SHM_EXEC: u64 = 0o100000;
 const MADV_DONTNEED: u64 = 4;
 const MADV_HUGEPAGE: u64 = 14;
+const MADV_NOHUGEPAGE: u64 = 15;
 const MADV_GUARD_INSTALL: u64 = guards::INSTALL as u64;
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const O_RDONLY_CLOEXEC: u64 = 0o2000000;
@@ -63,7 +64,7 @@ pub(crate) struct Input<'a> {
     pub(crate) kept: &'a [Range],
     /// Pages in it that it does not have.
     pub(crate) drops: &'a [Range],
-    /// The system gives huge pages only where they are asked for.
+    /// The system gives huge pages only where they are asked for, and the program has not switched them off.
     pub(crate) ask_huge: bool,
     pub(crate) shared_fd: &'a dyn Fn(ObjectId, bool) -> Option<i32>,
     pub(crate) segment_bytes: &'a dyn Fn(i32) -> Option<u64>,
@@ -377,6 +378,11 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
         let args = [start, bytes, MADV_HUGEPAGE];
         p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
     }
+    if has("nh") {
+        // Before there are pages; and again afterwards, for what is mapped here from files.
+        let args = [start, bytes, MADV_NOHUGEPAGE];
+        p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
+    }
     if lazy {
         map_pages((i, vma.end), prot, fills, p);
     } else {
@@ -490,7 +496,7 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
             "dc" => 10,
             "mg" => 12,
             "hg" => MADV_HUGEPAGE,
-            "nh" => 15,
+            "nh" => MADV_NOHUGEPAGE,
             "dd" => 16,
             // Droppable memory is so by itself, and cannot be told.
             "wf" if !is_droppable(vma) => 18,

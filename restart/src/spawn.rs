@@ -237,8 +237,8 @@ impl Forest<'_> {
         let Role::Process(i) = self.tree.nodes[id].role else {
             return Ok(());
         };
-        let share = self.processes.get(i).and_then(|p| shares.get(&p.pid));
-        match share.map_or(Ok(()), |share| kin::read(share, chunks)) {
+        let share = self.processes.get(i).and_then(|p| Some((p, shares.get(&p.pid)?)));
+        match share.map_or(Ok(()), |(p, share)| kin::read(share, chunks, p.prctl.thp_disable)) {
             Ok(()) => Ok(()),
             Err(Unread::Failed(e)) => Err(e),
             Err(Unread::Pages(step, index, errno)) => self.shared.fail_at(id, step, index, errno),

@@ -362,8 +362,8 @@ pub(crate) fn posix_timers(
     Ok(())
 }
 
-/// Settings of the whole address space, once its pages are there.
-pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
+/// No huge pages in the whole address space, before there are any pages.
+pub(crate) fn huge_pages(p: &Process, out: &mut Vec<Call>) {
     if p.prctl.thp_disable {
         let flags = if p.prctl.thp_advised {
             PR_THP_DISABLE_EXCEPT_ADVISED
@@ -372,6 +372,10 @@ pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>)
         };
         out.push(call(Step::Process, 0, nr::PRCTL, &[PR_SET_THP_DISABLE, 1, flags, 0, 0]));
     }
+}
+
+/// Settings of the whole address space, once its pages are there.
+pub(crate) fn process_early(p: &Process, arena: &mut Arena, out: &mut Vec<Call>) {
     if p.prctl.merge {
         // What it has advised for each mapping is done again anyway.
         out.push(call(Step::Process, 7, nr::PRCTL, &[PR_SET_MEMORY_MERGE, 1, 0, 0, 0]).with(CALL_MAY_FAIL));

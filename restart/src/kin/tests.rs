@@ -193,6 +193,19 @@ fn what_is_common_is_read_once() {
 }
 
 #[test]
+fn memory_without_huge_pages_is_inherited_as_such() {
+    let mut job = alike();
+    job[0].0.vmas[0].flags.push("nh".into());
+    job[1].0.vmas[0].flags.push("nh".into());
+    let (_, plan) = planned(&job, &[]);
+    assert!(plan[&101].maps.iter().all(|m| m.small) && !plan[&101].reads.is_empty());
+    assert!(
+        !plan[&102].kept.is_empty() && plan[&103].kept.is_empty(),
+        "the last may have some"
+    );
+}
+
+#[test]
 fn nothing_is_mapped_beside_what_the_restart_has() {
     let beside = (FIRST + 1000) * PAGE + MARGIN - PAGE;
     for own in [

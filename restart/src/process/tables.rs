@@ -208,7 +208,7 @@ fn own_memory(
         lazy: cx.lazy,
         kept: share.map_or(&[], |s| s.kept.as_slice()),
         drops: share.map_or(&[], |s| s.drops.as_slice()),
-        ask_huge: cx.ask_huge,
+        ask_huge: cx.ask_huge && !p.prctl.thp_disable,
         shared_fd: &|object, may_write| cx.rebuilder.shared_fd(object, may_write),
         segment_bytes: &segment_bytes,
         copy: &|path, identity| cx.copies.of(path, identity),
@@ -219,6 +219,7 @@ fn own_memory(
     let policy = p.threads.first().and_then(|t| t.policy.as_ref());
     attributes::policy(policy, 0, arena, before);
     attributes::placements(&p.placements, arena, before);
+    state::huge_pages(p, before);
     attributes::segments(&p.segments, arena, after);
     state::layout(&p.mm, files.exe.as_ref().map(AsRawFd::as_raw_fd), arena, after);
     state::membarrier(p.membarrier, after);
