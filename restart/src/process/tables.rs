@@ -17,6 +17,9 @@ use belay_image::model::{Process, VmaKind};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsRawFd;
 
+/// How often tables are built for another place.
+const TRIES: u32 = 8;
+
 /// Where the parts of the restorer's area lie.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Area {
@@ -81,7 +84,7 @@ pub(super) struct Prepared {
     pub(super) area: Area,
 }
 
-/// Builds the tables: once to learn their size, and once for the place that is found for them.
+/// Builds the tables: once to learn their size, and then for the place that is found for them.
 pub(super) fn prepare(
     cx: &Context<'_>,
     slot: usize,
@@ -104,10 +107,32 @@ pub(super) fn prepare(
         }
     };
     let draft = tables(cx, slot, p, helpers, files, layout(1 << 32, 0))?;
-    let length = draft.bytes.len() as u64;
-    let base = find_gap(&sizes.taken, layout(0, length).end)
-        .ok_or_else(|| RestartError::at(format!("process {}", p.pid), "no free address range for the restorer"))?;
-    tables(cx, slot, p, helpers, files, layout(base, length))
+    settled(
+        draft,
+        |prepared| prepared.bytes.len() as u64,
+        |length| {
+            let base = find_gap(&sizes.taken, layout(0, length).end)
+                .ok_or_else(|| RestartError::at(format!("process {}", p.pid), "no free address range for the restorer"))?;
+            tables(cx, slot, p, helpers, files, layout(base, length))
+        },
+    )
+}
+
+/// Builds again, given room for as much as the last had, until that is enough: what there is to be done depends on
+/// where the area lies, such as how many gaps are to be unmapped around it.
+fn settled<T>(draft: T, length: impl Fn(&T) -> u64, build: impl Fn(u64) -> Outcome<T>) -> Outcome<T> {
+    let mut room = pages_up(length(&draft));
+    for _ in 0..TRIES {
+        let built = build(room)?;
+        if length(&built) <= room {
+            return Ok(built);
+        }
+        room = pages_up(length(&built));
+    }
+    Err(RestartError::at(
+        "restore",
+        "the tables for the restorer find no place: report this",
+    ))
 }
 
 /// Size of a rebuilt System V segment.
@@ -315,4 +340,18 @@ fn makers(p: &Process, early: &HashSet<i32>, table: impl Fn(i32) -> Option<i32>)
         out.entry(table(t.tid).unwrap_or(p.pid)).or_default().push(i);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_that_grow_in_their_place_get_more_room() {
+        // Of bytes that are needed in rooms of so many.
+        let build = |needed: fn(u64) -> u64| settled(0, |bytes| *bytes, |room| Ok(needed(room)));
+        assert_eq!(build(|_| 0).ok(), Some(0));
+        assert_eq!(build(|room| if room < 4096 { 4160 } else { 4096 }).ok(), Some(4096));
+        assert!(build(|room| room + 64).is_err());
+    }
 }

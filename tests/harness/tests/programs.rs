@@ -114,6 +114,7 @@ fn cases() -> Vec<Case> {
         prog("mem_marked mdwe").since(6, 3),
         prog("mem_marked mdwe-own").since(6, 6),
         prog("mem_small"),
+        prog("mem_tables"),
         prog("mem_sparse"),
         prog("mem_sparse shared"),
         prog("mem_brk"),
