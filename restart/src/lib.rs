@@ -180,15 +180,18 @@ pub fn restart(
     let shown = shown::outer(way);
     // SAFETY: these calls cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let raised = sched::make_room(&loaded.job);
     // SAFETY: the front process has one thread, as the contract of this function says.
     let init = match unsafe { namespace::clone(way) } {
         Err(e) => {
+            raised.undo();
             sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
             return Err(e);
         }
         Ok(pid) => pid,
     };
     if init != 0 {
+        raised.undo();
         drop(inside);
         drop(loaded);
         drop(shown);

@@ -2,7 +2,8 @@
 //! not allow is noted, not fatal: it changes how fast the job runs, not what it computes.
 
 use belay_image::attributes::{Policy, SchedMore};
-use belay_image::model::{Process, Thread};
+use belay_image::model::{Job, Process, Thread};
+use belay_kernel::limits::Raised;
 use belay_kernel::proc::Status;
 use belay_kernel::sched::{self, Attributes, RESET_ON_FORK, UTIL_CLAMP};
 use std::io;
@@ -111,7 +112,28 @@ fn allowed(wanted: &[u64], given: &[u64]) -> Option<(Vec<u64>, bool)> {
     Some((if none { given.to_vec() } else { of_both }, whole))
 }
 
-/// Limits and the like of process `p`.
+/// Raises limits of the restart under which a process of the job would be denied what it has, or needs while it is made.
+/// Each gets its own when all is there. Before namespaces are made: a user namespace keeps some of these limits.
+pub(crate) fn make_room(job: &Job) -> Raised {
+    let mut raised = Raised::default();
+    for resource in [
+        libc::RLIMIT_DATA,
+        libc::RLIMIT_FSIZE,
+        libc::RLIMIT_NPROC,
+        libc::RLIMIT_MEMLOCK,
+        libc::RLIMIT_AS,
+        libc::RLIMIT_SIGPENDING,
+        libc::RLIMIT_MSGQUEUE,
+        libc::RLIMIT_NICE,
+        libc::RLIMIT_RTPRIO,
+    ] {
+        let of_process = |p: &Process| p.rlimits.get(resource as usize).map(|(_, hard)| *hard);
+        raised.raise(resource, job.processes.iter().filter_map(of_process).max().unwrap_or(0));
+    }
+    raised
+}
+
+/// Limits and the like of process `p`, once its threads are scheduled.
 pub(crate) fn process(p: &Process) {
     for (resource, (soft, hard)) in (0u32..).zip(&p.rlimits) {
         note(

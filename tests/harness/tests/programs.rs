@@ -84,6 +84,7 @@ fn cases() -> Vec<Case> {
         prog("attr_identity"),
         prog("attr_domain"),
         prog("attr_inherited").restarted_under(&["{programs}/attr_inherited", "under"]),
+        prog("attr_limits").restarted_under(&["{programs}/attr_limits", "under"]),
         prog("attr_notrace"),
         prog("attr_namespace"),
         prog("mem_private"),
