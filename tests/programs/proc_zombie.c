@@ -9,10 +9,12 @@ int main(void) {
         z[i].pid = fork();
         if (z[i].pid == 0) {
             if (i % 3 == 0) _exit(i + 20);
-            kill(getpid(), i % 3 == 1 ? SIGKILL : SIGTERM);
+            // Nobody is told of what would leave a core file.
+            setrlimit(RLIMIT_CORE, &(struct rlimit){1, 1});
+            kill(getpid(), i % 3 == 1 ? SIGKILL : i == 5 ? SIGSEGV : SIGTERM);
             _exit(1);
         }
-        z[i].status = i % 3 == 0 ? (i + 20) << 8 : i % 3 == 1 ? SIGKILL : SIGTERM;
+        z[i].status = i % 3 == 0 ? (i + 20) << 8 : i % 3 == 1 ? SIGKILL : i == 5 ? SIGSEGV : SIGTERM;
     }
     for (int i = 0; i < N; i++) {
         siginfo_t si;
