@@ -73,7 +73,7 @@ pub(crate) fn restart(
     sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
     // The restored descriptors may be numbered above the limit that belay was started with.
     limits::raise_descriptors();
-    inherited::give_up();
+    inherited::give_up(&loaded.job);
     let plan = Plan::make(&mut loaded, way)?;
     let (rebuilder, copies) = rebuild(&mut loaded, &plan, (way, lazy), group)?;
     let (job, chunks, mut extents) = (loaded.job, loaded.chunks, loaded.extents);

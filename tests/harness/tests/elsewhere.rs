@@ -255,15 +255,39 @@ exec chroot $R sh -c 'cd "$1"; shift; exec "$@"' sh "$PWD" "$@""#;
     job.verdict(false, LIMIT)
 }
 
+/// What nobody can take back is named in the log, and only where the job did not have it.
+fn without_new_privileges(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const WORDS: &str = "the job inherits from its restart: no_new_privs";
+    for had in [false, true] {
+        let mut job = Job::new(place, &format!("privileges-{had}"), user)?;
+        let program = place.programs().join("compute_regs").display().to_string();
+        let under = ["/usr/bin/setpriv", "--no-new-privs"].map(str::to_owned);
+        let run = [&under[..if had { 2 } else { 0 }], &[program]].concat();
+        job.launch(&[], &run)?;
+        job.progress(LIMIT)?;
+        job.checkpoint()?;
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart_under(&under, &[])?;
+        job.progress(LIMIT)?;
+        let logs = io("list", std::fs::read_dir(job.dir().join("log")))?.flatten();
+        let log: String = logs.filter_map(|e| std::fs::read_to_string(e.path()).ok()).collect();
+        want(log.contains(WORDS) != had, || format!("had it: {had}; the log: {log}"))?;
+        job.verdict(false, LIMIT)?;
+    }
+    Ok(())
+}
+
 fn main() {
     let mut target = Target::new("elsewhere", &["time_vdso", "time_steps", "proc_forkexec", "compute_regs"]);
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("kernel_clocks", |p, u, r| kernel(p, u, r, &["time_vdso", "4"])),
         ("kernel_many_threads", |p, u, r| kernel(p, u, r, &["time_vdso", "16"])),
         ("kernel_children", |p, u, r| kernel(p, u, r, &["proc_forkexec", "spawn"])),
         ("interrupted", interrupted),
         ("processor_lacks", processor_lacks),
         ("processor_layout", processor_layout),
+        ("without_new_privileges", without_new_privileges),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, test);
