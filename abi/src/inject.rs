@@ -159,8 +159,8 @@ pub struct ThreadTable {
     pub core: u64,
     /// `get_mempolicy`: the mode, and the nodes.
     pub policy: i32,
-    /// Padding.
-    pub pad: u32,
+    /// Execution domain (`personality`).
+    pub personality: u32,
     /// See `policy`.
     pub nodes: [u64; NODE_WORDS],
 }

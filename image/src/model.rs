@@ -565,6 +565,9 @@ pub struct Thread {
     /// Where its memory shall lie, unless it is left to the kernel.
     #[serde(default)]
     pub policy: Option<Policy>,
+    /// Its execution domain, where that is not what is said of the process.
+    #[serde(default)]
+    pub personality: Option<u64>,
 }
 
 /// Scheduling attributes of a thread.

@@ -25,6 +25,8 @@ const PR_SCHED_CORE: usize = 62;
 const PR_SCHED_CORE_GET: usize = 0;
 const PR_GET_MDWE: usize = 66;
 const PR_GET_MEMORY_MERGE: usize = 68;
+/// Of `personality`: changes nothing.
+const ASK_PERSONALITY: usize = 0xffff_ffff;
 const ARCH_GET_CPUID: usize = 0x1011;
 /// `kcmp`: address spaces.
 const KCMP_VM: usize = 1;
@@ -54,6 +56,7 @@ pub(crate) unsafe fn thread(t: *mut ThreadTable) {
         syscall!(nr::GET_ROBUST_LIST, 0usize, robust, robust.add(1));
         (*t).ioprio = syscall!(nr::IOPRIO_GET, 1usize, 0usize) as i64;
         (*t).securebits = syscall!(nr::PRCTL, PR_GET_SECUREBITS) as u32;
+        (*t).personality = syscall!(nr::PERSONALITY, ASK_PERSONALITY) as u32;
         (*t).machine_checks = syscall!(nr::PRCTL, PR_MCE_KILL_GET) as i32;
         syscall!(nr::PRCTL, PR_GET_TSC, addr_of_mut!((*t).tsc));
         (*t).cpuid = syscall!(nr::ARCH_PRCTL, ARCH_GET_CPUID, 0usize) as i32;

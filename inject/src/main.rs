@@ -122,6 +122,7 @@ mod libc_nr {
     pub(crate) const MODIFY_LDT: usize = 154;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const ARCH_PRCTL: usize = 158;
+    pub(crate) const PERSONALITY: usize = 135;
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const SCHED_GETAFFINITY: usize = 204;
     pub(crate) const IO_DESTROY: usize = 207;

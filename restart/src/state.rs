@@ -186,8 +186,9 @@ pub(crate) fn thread(index: usize, t: &Thread, arena: &mut Arena, out: &mut Vec<
 /// domain too, which is each thread's own, and makes memory executable that is mapped afterwards. `late`: who is told of
 /// its parent's end is told so by [`crate::resume`].
 pub(crate) fn thread_late(index: usize, (p, t, late): (&Process, &Thread, bool), c: &Credentials, out: &mut Vec<Call>) {
-    if p.personality != 0 {
-        out.push(call(Step::ThreadState, index, nr::PERSONALITY, &[p.personality]));
+    let personality = t.personality.unwrap_or(p.personality);
+    if personality != 0 {
+        out.push(call(Step::ThreadState, index, nr::PERSONALITY, &[personality]));
     }
     if t.pdeathsig != 0 && !late {
         out.push(call(

@@ -1,10 +1,12 @@
 // What belongs to a thread, not to the process: name, mask, affinity, scheduling, nice, alternate stack, timer slack,
-// memory policy, what machine checks and the time stamp counter do, no_new_privs; for root also users, groups,
-// capabilities and the flag of those who serve I/O. All but the first have values of their own.
+// memory policy, what machine checks and the time stamp counter do, execution domain, signal at the end of the parent,
+// no_new_privs; for root also users, groups, capabilities and the flag of those who serve I/O. All but the first have
+// values of their own.
 #include "check.h"
 #include <linux/capability.h>
 #include <linux/mempolicy.h>
 #include <linux/securebits.h>
+#include <sys/personality.h>
 #include <sys/resource.h>
 #define N 6
 #ifndef PR_SET_IO_FLUSHER
@@ -86,6 +88,9 @@ static void *work(void *arg) {
     int root = geteuid() == 0;
     if (root) become(i);
     struct identity was, is;
+    int domain = (int)OK(personality(0xffffffff)) | (i % 2 ? WHOLE_SECONDS : 0) | (i == 2 ? SHORT_INODE : 0);
+    OK(personality((unsigned long)domain));
+    OK(prctl(PR_SET_PDEATHSIG, i % 3 ? SIGRTMIN + i : 0));
     identify(&was);
     EQ(was.privileges, i == 4);
     while (!ending) {
@@ -98,6 +103,10 @@ static void *work(void *arg) {
         EQ(prctl(PR_MCE_KILL_GET, 0, 0, 0, 0), i % 3);
         OK(prctl(PR_GET_TSC, &tsc));
         EQ(tsc, i == 5 ? PR_TSC_SIGSEGV : PR_TSC_ENABLE);
+        EQ(personality(0xffffffff), domain);
+        int death;
+        OK(prctl(PR_GET_PDEATHSIG, &death));
+        EQ(death, i % 3 ? SIGRTMIN + i : 0);
         identify(&is);
         if (memcmp(&is, &was, sizeof is))
             fail("thread %ld is %d/%d/%d, %ld groups, bits %lx, capabilities %x %x %x; was %d/%d/%d, %ld groups, bits %lx, capabilities %x %x %x", i, is.uids[0], is.uids[1], is.uids[2], is.count, is.bits, is.caps[0].effective, is.caps[0].permitted, is.caps[0].inheritable, was.uids[0], was.uids[1], was.uids[2], was.count, was.bits, was.caps[0].effective, was.caps[0].permitted, was.caps[0].inheritable);

@@ -292,6 +292,7 @@ fn thread(
         own: own(process, seen.rights.as_deref(), table.securebits),
         prctl: prctl(table),
         policy: placements::of_thread(table),
+        personality: Some(table.personality.into()).filter(|own| *own != process.personality),
     }
 }
 
@@ -415,5 +416,6 @@ pub(crate) fn exited_main(pid: i32, comm: &OsStr) -> Result<model::Thread, Captu
         own: None,
         prctl: ThreadPrctl::default(),
         policy: None,
+        personality: None,
     })
 }
