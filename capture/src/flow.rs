@@ -40,7 +40,7 @@ use belay_abi::inject::ThreadTable;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, BLOB_FILE};
-use belay_kernel::{blob::Blob, proc, prompt, vdso};
+use belay_kernel::{blob::Blob, domain, proc, prompt, vdso};
 use belay_plugins::{Brought, Descriptors, Group};
 use belay_storage::session::Session;
 use belay_wire::Phase;
@@ -434,6 +434,7 @@ fn image(
         vdso_xxh3,
         kernel_pages,
         processor: Some(Processor::own()),
+        domain: domain::of(agent()).map(|label| label.as_slice().into()),
         agent: agent_identity(agent())?,
         root_pid,
         processes,

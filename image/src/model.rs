@@ -32,6 +32,9 @@ pub struct Job {
     /// The processor; `None` in images of before.
     #[serde(default)]
     pub processor: Option<Processor>,
+    /// In which security domain (AppArmor, SELinux) all of it ran; `None` where there are none, and in images of before.
+    #[serde(default)]
+    pub domain: Option<Name>,
     /// The agent as the processes saw it (parent of the first process, subreaper of orphans).
     pub agent: AgentIdentity,
     /// PID of the launched command.

@@ -7,6 +7,7 @@ pub mod cpu;
 pub mod cut;
 pub mod dir;
 pub mod direct;
+pub mod domain;
 pub mod futex;
 pub mod guards;
 pub mod held;

@@ -17,6 +17,7 @@ use belay_image::model::{FileIdentity, Job, Process, Processor, Vma, VmaKind};
 use belay_image::name::Name;
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobReader, checksum, files, packed, ImageError, TableId, BLOB_FILE, JOB_FILE};
+use belay_kernel::domain;
 use belay_plugins::{check_path, look, Descriptors, Sights};
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
@@ -82,6 +83,7 @@ pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
     };
     let contents = of_all(TableId::Contents)?;
     check_processes(&job)?;
+    check_domain(job.domain.as_ref(), domain::of(std::process::id().cast_signed()))?;
     check_processor(&job, options.any_cpu)?;
     let code = Code {
         lacking: lacking(&job, &descriptors)?,
@@ -196,6 +198,24 @@ fn check_processes(job: &Job) -> Outcome<()> {
         }
     }
     Ok(())
+}
+
+/// A job neither loses nor gets the rules of a security domain by a restart: another one than it had is refused by name.
+fn check_domain(then: Option<&Name>, now: Option<Vec<u8>>) -> Outcome<()> {
+    let (Some(then), Some(now)) = (then, now) else {
+        return Ok(());
+    };
+    if domain::are_alike(then.as_bytes(), &now) {
+        return Ok(());
+    }
+    let now = Name::from(now.as_slice());
+    Err(RestartError::at(
+        "security domain",
+        format!(
+            "the job ran in {then}, and would be in {now}: restart it there ({} belay restart)",
+            domain::entered_by(&then.to_string())
+        ),
+    ))
 }
 
 /// What this processor lacks is refused by name.
@@ -316,6 +336,28 @@ fn mapped_files(p: &Process) -> impl Iterator<Item = (&Name, &FileIdentity)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_restart_in_another_security_domain_is_refused_by_name() {
+        let check = |then: Option<&str>, now: Option<&str>| check_domain(then.map(Name::from).as_ref(), now.map(|n| n.into()));
+        for (then, now) in [
+            (None, Some("unconfined")),
+            (Some("a (enforce)"), None),
+            (Some("a (enforce)"), Some("a (enforce)")),
+            (Some("unconfined"), Some("belay (unconfined)")),
+        ] {
+            assert!(check(then, now).is_ok(), "{then:?} {now:?}");
+        }
+        let refused = check(Some("a (enforce)"), Some("unconfined")).unwrap_err().to_string();
+        assert!(
+            refused.contains("ran in a (enforce)") && refused.contains("aa-exec -p a -- belay restart"),
+            "{refused}"
+        );
+        assert!(check(Some("unconfined"), Some("u:r:t_t:s0\x1b"))
+            .unwrap_err()
+            .to_string()
+            .contains("u:r:t_t:s0"));
+    }
 
     #[test]
     fn extents_are_cut_where_mappings_meet() {

@@ -16,7 +16,7 @@ use belay_abi::inject::{KernelSigaction, ProcessTable};
 use belay_image::model;
 use belay_image::name::Name;
 use belay_kernel::proc::{self, Status};
-use belay_kernel::{kcmp, ptrace};
+use belay_kernel::{domain, kcmp, ptrace};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -187,6 +187,7 @@ pub(crate) fn check_supported(
         }
     }
     let depth = belay_ns_depth();
+    let domain = domain::of(std::process::id().cast_signed());
     let mut refusals = Vec::new();
     let mut refuse = |pid: i32, object: &str, reason: &str| {
         refusals.push(belay_plugins::Refusal {
@@ -224,6 +225,16 @@ pub(crate) fn check_supported(
                 &draft.stat.comm.to_string_lossy(),
                 "has made a PID namespace of its own (a container or sandbox)",
             );
+        }
+        let own_domain = domain
+            .as_ref()
+            .and_then(|all| domain::of(pid).filter(|own| !domain::are_alike(own, all)));
+        if let Some(label) = own_domain {
+            let reason = format!(
+                "is in a security domain of its own ({}), which a restart cannot put it into; start it outside of the job",
+                String::from_utf8_lossy(&label)
+            );
+            refuse(pid, &draft.stat.comm.to_string_lossy(), &reason);
         }
         // A stand-in for a remote shell is this very program; what it leads to is a node of the job.
         if let Some((what, why)) = remote::part(&draft.exe, &command_line(pid), of_part).filter(|_| draft.exe != own) {
