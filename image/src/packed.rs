@@ -14,6 +14,9 @@ use std::path::Path;
 /// Where the stream is in the table of the process.
 pub const BASE: u64 = 1 << 56;
 
+/// Longest stream, which is in memory at once: a checkpoint makes no longer one, and a restart takes none.
+pub const MOST_BYTES: u64 = 512 << 20;
+
 /// Bytes of a number.
 const WORD: usize = 8;
 
@@ -53,8 +56,13 @@ pub fn encode(spans: &[(u64, u64)]) -> Vec<u8> {
     numbers.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Splits a stream into places, in ascending order, and their bytes; `path` is named in errors.
-pub fn decode<'a>(path: &Path, stream: &'a [u8]) -> Result<Vec<(u64, &'a [u8])>, ImageError> {
+/// Splits a stream into places, in ascending order, and their bytes, and has `piece` look at each; `path` is named in
+/// errors.
+pub fn decode<'a, E: From<ImageError>>(
+    path: &Path,
+    stream: &'a [u8],
+    piece: &mut dyn FnMut(u64, &'a [u8]) -> Result<(), E>,
+) -> Result<(), E> {
     let damaged = || ImageError::damaged(path, "what is kept of packed pages makes no sense");
     let number = |at: usize| {
         let bytes = stream.get(at..at + WORD).and_then(|b| b.try_into().ok());
@@ -66,7 +74,7 @@ pub fn decode<'a>(path: &Path, stream: &'a [u8]) -> Result<Vec<(u64, &'a [u8])>,
         .and_then(|b| b.checked_add(WORD))
         .ok_or_else(damaged)?;
     let mut bytes = stream.get(behind..).ok_or_else(damaged)?;
-    let (mut out, mut free) = (Vec::new(), 0);
+    let mut free = 0;
     for row in 0..rows {
         let [address, length, count, distance] = [0, 1, 2, 3].map(|n| number(WORD + (row * 4 + n) * WORD));
         let (mut at, length, distance) = (address?, length?, distance?);
@@ -75,19 +83,19 @@ pub fn decode<'a>(path: &Path, stream: &'a [u8]) -> Result<Vec<(u64, &'a [u8])>,
                 .checked_add(length)
                 .filter(|_| length > 0 && at >= free)
                 .ok_or_else(damaged)?;
-            let (piece, rest) = usize::try_from(length)
+            let (its, rest) = usize::try_from(length)
                 .ok()
                 .and_then(|n| bytes.split_at_checked(n))
                 .ok_or_else(damaged)?;
-            out.push((at, piece));
+            piece(at, its)?;
             (bytes, free) = (rest, end);
             at = at.saturating_add(distance);
         }
     }
     if bytes.is_empty() {
-        Ok(out)
+        Ok(())
     } else {
-        Err(damaged())
+        Err(damaged().into())
     }
 }
 
@@ -106,6 +114,15 @@ pub fn is_whole(stream: &[Extent], bytes: u64) -> bool {
 mod tests {
     use super::*;
 
+    fn split(stream: &[u8]) -> Result<Vec<(u64, &[u8])>, ImageError> {
+        let mut out = Vec::new();
+        decode(Path::new("x"), stream, &mut |at, bytes| {
+            out.push((at, bytes));
+            Ok::<(), ImageError>(())
+        })?;
+        Ok(out)
+    }
+
     fn stream(spans: &[(u64, u64)]) -> (Vec<u8>, usize) {
         let mut out = encode(spans);
         let places = out.len();
@@ -122,30 +139,30 @@ mod tests {
         spans.extend([(2_000_000, 2_000_001), (2_000_004, 2_000_036), (2_100_000, 2_100_032)]);
         let (stream, places) = stream(&spans);
         assert_eq!(places, 8 + 3 * 32);
-        let found = decode(Path::new("x"), &stream).unwrap();
+        let found = split(&stream).unwrap();
         let ends: Vec<(u64, u64)> = found.iter().map(|(at, b)| (*at, at + b.len() as u64)).collect();
         assert_eq!(ends, spans);
         assert!(found
             .iter()
             .all(|(at, b)| (*at..).zip(*b).all(|(at, b)| at.to_le_bytes()[0] == *b)));
-        assert!(decode(Path::new("x"), &encode(&[])).unwrap().is_empty());
+        assert!(split(&encode(&[])).unwrap().is_empty());
     }
 
     #[test]
     fn a_stream_that_makes_no_sense_is_refused() {
         let (good, _) = stream(&[(4096, 4100), (4200, 4204), (8192, 9000)]);
         for cut in 0..good.len() {
-            assert!(decode(Path::new("x"), &good[..cut]).is_err(), "{cut}");
+            assert!(split(&good[..cut]).is_err(), "{cut}");
         }
         let mut longer = good.clone();
         longer.push(0);
-        assert!(decode(Path::new("x"), &longer).is_err());
+        assert!(split(&longer).is_err());
         for at in (0..8 + 64).step_by(8) {
             for value in [0, 1 << 40, u64::MAX] {
                 let mut other = good.clone();
                 other[at..at + 8].copy_from_slice(&value.to_le_bytes());
                 // Another address or distance may be one; never two pieces in one place, or bytes that are not there.
-                if let Ok(found) = decode(Path::new("x"), &other) {
+                if let Ok(found) = split(&other) {
                     assert!(found.windows(2).all(|w| w[0].0 + w[0].1.len() as u64 <= w[1].0));
                 }
             }

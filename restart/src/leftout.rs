@@ -37,6 +37,9 @@ pub(crate) fn is_plausible(p: &Process, stream: &[Extent]) -> Result<(), &'stati
     if left_out.dead.len() > MOST_DEAD || !dead.all(|(s, e, prot)| *prot == rights && without_rights(*s, *e)) {
         return Err("has left out memory that it does not have");
     }
+    if left_out.packed_bytes > packed::MOST_BYTES {
+        return Err("has more packed pages than a checkpoint packs");
+    }
     if left_out.way.len() > MOST_WAY {
         return Err("has more records of its loops than there is room for");
     }
@@ -87,15 +90,21 @@ fn unpack(p: &Process, left_out: &LeftOut, stream: &[Extent], (memory, contents)
     }
     bytes.truncate(usize::try_from(left_out.packed_bytes).unwrap_or(usize::MAX));
     let name = TableId::Process(p.pid).file_name();
-    let pieces = packed::decode(Path::new(&name), &bytes).map_err(|e| fail(p, &e))?;
-    pieces.iter().try_for_each(|(at, bytes)| {
-        let vma = p.vmas.get(p.vmas.partition_point(|v| v.end <= *at));
-        let inside = vma.filter(|v| v.start <= *at && at + bytes.len() as u64 <= v.end && v.prot & 2 != 0);
-        match inside.is_some() {
-            true => memory.write(*at, bytes).map_err(|e| fail(p, &e)),
+    packed::decode(
+        Path::new(&name),
+        &bytes,
+        &mut |at, bytes| match lies(p, at, bytes.len() as u64) {
+            true => memory.write(at, bytes).map_err(|e| fail(p, &e)),
             false => Err(fail(p, &format!("{at:#x} is no memory of it"))),
-        }
-    })
+        },
+    )
+}
+
+/// Whether `bytes` at `at` lie in one mapping of the process that can be written to.
+fn lies(p: &Process, at: u64, bytes: u64) -> bool {
+    let vma = p.vmas.get(p.vmas.partition_point(|v| v.end <= at));
+    let end = at.checked_add(bytes);
+    vma.is_some_and(|v| v.start <= at && end.is_some_and(|end| end <= v.end) && v.prot & 2 != 0)
 }
 
 /// Tells the library which memory has no access rights.
@@ -106,9 +115,10 @@ fn tell(p: &Process, left_out: &LeftOut, memory: &Memory) -> Outcome<()> {
             format!("process {} ({}): tell it what was left out: {e}", p.pid, p.comm),
         )
     };
-    let write = |at: usize, from: &[u8]| memory.write(left_out.page + at as u64, from).map_err(|e| fail(&e));
+    let place = |at: usize| left_out.page.saturating_add(at as u64);
+    let write = |at: usize, from: &[u8]| memory.write(place(at), from).map_err(|e| fail(&e));
     let mut magic = [0; 8];
-    let read = memory.read(left_out.page + offset_of!(Page, magic) as u64, &mut magic);
+    let read = memory.read(place(offset_of!(Page, magic)), &mut magic);
     read.map_err(|e| fail(&e))?;
     if magic != MAGIC.to_ne_bytes() {
         return Err(fail(&"its page is none"));
@@ -125,7 +135,7 @@ fn tell(p: &Process, left_out: &LeftOut, memory: &Memory) -> Outcome<()> {
         write(offset_of!(Page, dead) + at * size_of::<Dead>(), &words.concat())?;
     }
     let mut head = [0; 8];
-    let read = memory.read(left_out.page + offset_of!(Page, head) as u64, &mut head);
+    let read = memory.read(place(offset_of!(Page, head)), &mut head);
     read.map_err(|e| fail(&e))?;
     let head = u64::from_ne_bytes(head);
     // Images of earlier versions have none, and the libraries in them do not look.
@@ -142,4 +152,54 @@ fn tell(p: &Process, left_out: &LeftOut, memory: &Memory) -> Outcome<()> {
     write(offset_of!(Page, whole_at), &left_out.whole_at.to_ne_bytes())?;
     let count = u32::try_from(left_out.dead.len()).unwrap_or_default();
     write(offset_of!(Page, dead_count), &count.to_ne_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::running;
+    use belay_image::extents::PAGE;
+    use belay_image::model::{Vma, VmaKind};
+
+    /// A stream of so many bytes, all of them stored in the same pages.
+    fn stream(bytes: u64) -> Vec<Extent> {
+        const PIECE: u64 = 1 << 20;
+        let piece = |at| Extent {
+            vaddr: packed::BASE + at,
+            bytes: PIECE,
+            chunk: 1,
+            page: 0,
+        };
+        (0..bytes).step_by(PIECE as usize).map(piece).collect()
+    }
+
+    #[test]
+    fn a_stream_that_no_checkpoint_makes_is_not_read() {
+        let mut p = running(7, 1);
+        for (packed_bytes, good) in [(packed::MOST_BYTES, true), (packed::MOST_BYTES + (1 << 20), false)] {
+            p.left_out = Some(LeftOut {
+                packed_bytes,
+                ..LeftOut::default()
+            });
+            assert_eq!(is_plausible(&p, &stream(packed_bytes)).is_ok(), good, "{packed_bytes}");
+        }
+    }
+
+    #[test]
+    fn pieces_lie_in_memory_that_can_be_written_to() {
+        let mut p = running(7, 1);
+        let vma = |start: u64, prot| Vma {
+            start,
+            end: start + PAGE,
+            prot,
+            kind: VmaKind::Heap,
+            flags: Vec::new(),
+            guards: Vec::new(),
+        };
+        p.vmas = vec![vma(PAGE, 3), vma(2 * PAGE, 1)];
+        assert!(lies(&p, PAGE, PAGE) && lies(&p, 2 * PAGE - 8, 8));
+        for (at, bytes) in [(0, 8), (PAGE, PAGE + 1), (2 * PAGE, 8), (PAGE, u64::MAX), (u64::MAX, 8)] {
+            assert!(!lies(&p, at, bytes), "{at:#x} {bytes:#x}");
+        }
+    }
 }

@@ -24,7 +24,7 @@ const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 /// How long after the stop uses of datasets are waited for.
 const HORIZON: Duration = Duration::from_secs(2);
 
-/// Most bytes of packed pages, which are in memory at once: where there are more, the pages are stored whole.
+/// Most bytes of packed pages: where there are more, the pages are stored whole.
 const MOST_PACKED: u64 = 256 << 20;
 
 /// How often they are looked for. The program does not wait; what it keeps meanwhile is its copy.
@@ -94,7 +94,9 @@ impl Later {
                 Ok(verdict) => {
                     if verdict.open_bytes() == 0 || self.stopped.elapsed() >= HORIZON || !goes_on() {
                         let mut spared = Spared::find(&ranges, &verdict.dead());
-                        if spared.packed_bytes() > MOST_PACKED {
+                        let bytes = spared.packed_bytes();
+                        let most = |bytes: u64| bytes <= MOST_PACKED && bytes + places(&spared) <= packed::MOST_BYTES;
+                        if !most(bytes) {
                             spared.packed.clear();
                         }
                         return spared;
@@ -120,6 +122,11 @@ impl Later {
             ..LeftOut::default()
         }
     }
+}
+
+/// Bytes by which the stream of packed pages says where they lie.
+fn places(spared: &Spared) -> u64 {
+    packed::encode(&spared.packed).len() as u64
 }
 
 /// Whether memory can come back without its contents and its access rights, as ordinary memory of the program.
