@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::call::{call, nr, With};
 use belay_abi::restore::{Call, Step, CALL_MAY_FAIL};
 use belay_image::attributes::{Placement, Policy, ThreadPrctl};
+use std::ops::Range;
 
 const PR_SET_TSC: u64 = 26;
 const PR_TSC_SIGSEGV: u64 = 2;
@@ -34,6 +35,45 @@ pub(crate) fn placements(placements: &[Placement], arena: &mut Arena, out: &mut 
         let [nodes, bits] = mask(&p.policy, arena);
         let args = [p.start, p.end.wrapping_sub(p.start), p.policy.mode.into(), nodes, bits, 0];
         out.push(call(Step::Map, i, nr::MBIND, &args).with(CALL_MAY_FAIL));
+    }
+}
+
+/// No policy for pieces of memory that are inherited: each process has its own.
+pub(crate) fn without_placements(ranges: &[Range<u64>], out: &mut Vec<Call>) {
+    for (i, r) in ranges.iter().enumerate() {
+        let args = [r.start, r.end - r.start, 0, 0, 0, 0];
+        out.push(call(Step::Map, i, nr::MBIND, &args).with(CALL_MAY_FAIL));
+    }
+}
+
+/// In a process that reads memory which it has in common with those that it makes: where that shall lie. Of the
+/// placements those that lie in `ranges`, which are mapped; others follow in the restorer.
+pub(crate) fn lie_as_in(policy: Option<&Policy>, placements: &[Placement], ranges: &[Range<u64>]) {
+    // It is no part of what the program computes.
+    let ask = |number: libc::c_long, args: [u64; 3], policy: &Policy| {
+        let mut words = [0; NODE_WORDS];
+        words.iter_mut().zip(&policy.nodes).for_each(|(word, nodes)| *word = *nodes);
+        let (nodes, bits) = match policy.nodes.is_empty() {
+            true => (std::ptr::null(), 0),
+            false => (words.as_ptr(), 64 * NODE_WORDS),
+        };
+        let [start, bytes, mode] = args;
+        // SAFETY: the mask is live and as long as it says; both calls change only where memory lies.
+        unsafe {
+            match number {
+                libc::SYS_mbind => libc::syscall(number, start, bytes, mode, nodes, bits, 0),
+                _ => libc::syscall(number, mode, nodes, bits),
+            }
+        };
+    };
+    if let Some(policy) = policy {
+        ask(libc::SYS_set_mempolicy, [0, 0, policy.mode.into()], policy);
+    }
+    for (p, r) in placements.iter().flat_map(|p| ranges.iter().map(move |r| (p, r))) {
+        let (start, end) = (p.start.max(r.start), p.end.min(r.end));
+        if start < end {
+            ask(libc::SYS_mbind, [start, end - start, p.policy.mode.into()], &p.policy);
+        }
     }
 }
 
@@ -133,5 +173,51 @@ mod tests {
         assert_eq!(given(Vec::new())[..3], [3, 0, 0]);
         assert_eq!(given(vec![5])[..3], [3, 0x1000, 1024]);
         assert_eq!(given(vec![1; 40])[..3], [3, 0x1000, 1024]);
+    }
+
+    #[test]
+    fn what_is_common_lies_where_its_maker_wants_it() {
+        const BYTES: u64 = 8 << 12;
+        // SAFETY: maps new memory.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES as usize,
+                3,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        } as u64;
+        let of = |at: u64| {
+            let (mut mode, mut nodes) = (-1, [0u64; NODE_WORDS]);
+            let by_address = 2;
+            // SAFETY: both are valid for writing.
+            let done = unsafe {
+                libc::syscall(
+                    libc::SYS_get_mempolicy,
+                    &raw mut mode,
+                    nodes.as_mut_ptr(),
+                    1024,
+                    at,
+                    by_address,
+                )
+            };
+            (done == 0).then_some((mode, nodes[0]))
+        };
+        let bind = Policy { mode: 2, nodes: vec![1] };
+        let placement = Placement {
+            start: at + 0x1000,
+            end: at + BYTES,
+            policy: bind,
+        };
+        lie_as_in(None, &[placement], std::slice::from_ref(&(at..at + 0x3000)));
+        // Not of every kernel.
+        if of(at).is_some() {
+            assert_eq!(
+                [0, 0x1000, 0x2000, 0x3000].map(|i| of(at + i).map(|p| p.0)),
+                [Some(0), Some(2), Some(2), Some(0)]
+            );
+        }
     }
 }

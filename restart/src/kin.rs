@@ -10,6 +10,7 @@
 //! ```
 
 use crate::arch;
+use crate::attributes;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{uncovered, Range};
 use crate::sys;
@@ -308,29 +309,33 @@ pub(crate) enum Unread {
     Failed(RestartError),
 }
 
-/// In the maker: maps and reads what is common, without huge pages where it has switched them off.
-pub(crate) fn read(share: &Share, chunks: &HashMap<u32, Chunk>, no_huge: bool) -> Result<(), Unread> {
+/// In the maker `p`: maps and reads what is common, where its memory is to lie, and without huge pages where it has
+/// switched them off.
+pub(crate) fn read(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
     if share.maps.is_empty() && share.reads.is_empty() {
         return Ok(());
     }
     // What it makes has a say of its own.
     let huge = |off| {
-        if no_huge {
+        if p.prctl.thp_disable {
             sys::prctl(libc::PR_SET_THP_DISABLE, off, 0).map(drop)
         } else {
             Ok(())
         }
     };
     let done = huge(1).map_err(|e| Unread::Failed(RestartError::at("switch off huge pages", e)));
-    let done = done.and_then(|()| read_all(share, chunks));
+    let done = done.and_then(|()| read_all(p, share, chunks));
     let _ = huge(0);
     done
 }
 
-fn read_all(share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
+fn read_all(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
     for m in &share.maps {
         map(m).map_err(Unread::Failed)?;
     }
+    let mapped: Vec<Range> = share.maps.iter().map(|m| m.range.clone()).collect();
+    let policy = p.threads.first().and_then(|t| t.policy.as_ref());
+    attributes::lie_as_in(policy, &p.placements, &mapped);
     let mut buf = vec![0; if share.reads.is_empty() { 0 } else { BATCH }];
     for (i, e) in share.reads.iter().enumerate() {
         let bad = |step, errno| Unread::Pages(step, share.rest.len() + i, errno);

@@ -238,7 +238,7 @@ impl Forest<'_> {
             return Ok(());
         };
         let share = self.processes.get(i).and_then(|p| Some((p, shares.get(&p.pid)?)));
-        match share.map_or(Ok(()), |(p, share)| kin::read(share, chunks, p.prctl.thp_disable)) {
+        match share.map_or(Ok(()), |(p, share)| kin::read(p, share, chunks)) {
             Ok(()) => Ok(()),
             Err(Unread::Failed(e)) => Err(e),
             Err(Unread::Pages(step, index, errno)) => self.shared.fail_at(id, step, index, errno),

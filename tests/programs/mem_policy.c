@@ -21,9 +21,15 @@ int main(void) {
     OK(syscall(SYS_mbind, m + 40 * PAGE, 8 * PAGE, MPOL_INTERLEAVE, &first, 1024, 0));
     OK(mprotect(m + 50 * PAGE, PAGE, PROT_NONE));
     OK(syscall(SYS_mbind, m + 50 * PAGE, PAGE, MPOL_LOCAL, NULL, 0, 0));
+    // So much that a restart reads it once for both, and of which each has its own idea.
+    char *both = mmap(NULL, 1024 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(both != MAP_FAILED);
+    fill(both, 1024 * PAGE, 2);
+    OK(syscall(SYS_mbind, both, 512 * PAGE, MPOL_BIND, &first, 1024, 0));
     pid_t child = fork();
     if (child == 0) {
         begin_child();
+        OK(syscall(SYS_mbind, both, 256 * PAGE, MPOL_DEFAULT, NULL, 0, 0));
         OK(syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0));
     }
     while (running()) {
@@ -37,6 +43,10 @@ int main(void) {
         expect("untouched", m + 41 * PAGE, MPOL_INTERLEAVE, 1);
         expect("not readable", m + 50 * PAGE, MPOL_LOCAL, 0);
         expect("the last", m + 51 * PAGE, MPOL_DEFAULT, 0);
+        expect("common, the first quarter", both, child ? MPOL_BIND : MPOL_DEFAULT, child ? 1 : 0);
+        expect("common, the second", both + 300 * PAGE, MPOL_BIND, 1);
+        expect("common, the third", both + 512 * PAGE, MPOL_DEFAULT, 0);
+        verify(both, 1024 * PAGE, 2, "common memory");
         verify(m, 32 * PAGE, 1, "memory");
     }
     if (child == 0) _exit(0);

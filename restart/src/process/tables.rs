@@ -243,6 +243,9 @@ fn own_memory(
     // Pages are read by the first thread and its helpers.
     let policy = p.threads.first().and_then(|t| t.policy.as_ref());
     attributes::policy(policy, 0, arena, before);
+    if cx.processes.iter().any(|maker| !maker.placements.is_empty()) {
+        attributes::without_placements(share.map_or(&[], |s| s.kept.as_slice()), before);
+    }
     attributes::placements(&p.placements, arena, before);
     state::huge_pages(p, before);
     attributes::segments(&p.segments, arena, after);
