@@ -41,11 +41,12 @@ use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, BLOB_FILE};
 use belay_kernel::{blob::Blob, domain, proc, prompt, vdso};
+use belay_plugins::gate::gpu;
 use belay_plugins::{Brought, Descriptors, Group};
 use belay_storage::session::Session;
 use belay_wire::Phase;
 use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What is to be captured, and how.
 #[derive(Clone, Copy)]
@@ -93,6 +94,10 @@ pub(crate) fn take(
             return Err(error);
         }
     }
+    // Whoever has none, or less on them, waits here: the steps that follow are quick.
+    if let Some(group) = order.group.filter(|_| held.parties().gpus) {
+        meet_late(group, gpu::LIMIT)?;
+    }
     let (job, shut) = (&mut held.job, held.gate.as_ref());
     let root_had_ended = !job.processes.iter().any(|p| p.pid == order.root_pid);
     clock.enter(Phase::Capture);
@@ -106,7 +111,7 @@ pub(crate) fn take(
     meet(order.group)?;
     clock.enter(Phase::Resume);
     let (processes, threads) = (job.processes.len(), job.tasks());
-    let gated = shut.is_some_and(|s| s.is_needed);
+    let gated = shut.is_some_and(|s| s.parties.any);
     let states = threads::states(job);
     let (held, end) = go_on(held, copies.stay, &mut clock);
 
@@ -447,9 +452,13 @@ fn image(
 
 /// Waits for the other nodes.
 fn meet(group: Option<&dyn Group>) -> Result<(), CaptureError> {
-    let done = group.map(|g| g.meet(Brought::default()));
-    done.transpose()
-        .map(drop)
+    group.map_or(Ok(()), |g| meet_late(g, Duration::ZERO))
+}
+
+/// Waits for the other nodes, which may come so much later.
+fn meet_late(group: &dyn Group, late: Duration) -> Result<(), CaptureError> {
+    let met = group.meet_late(Brought::default(), late);
+    met.map(drop)
         .map_err(|e| CaptureError::failed("checkpoint together with the other nodes", e))
 }
 

@@ -7,7 +7,7 @@
 use crate::state::draft::Draft;
 use crate::stop::listing::Listing;
 use crate::CaptureError;
-use belay_plugins::gate::{Apart, Gates, Left, Unready};
+use belay_plugins::gate::{Apart, Gates, Left, Parties, Unready};
 use belay_plugins::Group;
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ pub(crate) struct Shut {
     /// Since when somebody may wait at one.
     pub(crate) since: Instant,
     limit: Duration,
-    /// There is one, here or on another node.
-    pub(crate) is_needed: bool,
+    /// Who takes part, here or on another node.
+    pub(crate) parties: Parties,
 }
 
 /// Shuts the gates of all descendants of `agent` but its children `outside` and what they have started, together with
@@ -30,7 +30,7 @@ pub(crate) fn shut((agent, outside): (i32, &[i32]), limit: Duration, group: Opti
     let mut gates = Gates::find(pids, limit).map_err(|r| CaptureError::Refused(vec![r]))?;
     // Nobody has been asked before.
     let since = Instant::now();
-    let is_needed = gates.close(limit, group).map_err(|apart| match apart {
+    let parties = gates.close(limit, group).map_err(|apart| match apart {
         Apart::Refused(refusals) => CaptureError::Refused(refusals),
         Apart::Group(e) => CaptureError::failed("come to rest together with the other nodes", e),
     })?;
@@ -38,7 +38,7 @@ pub(crate) fn shut((agent, outside): (i32, &[i32]), limit: Duration, group: Opti
         gates,
         since,
         limit,
-        is_needed,
+        parties,
     })
 }
 

@@ -10,6 +10,7 @@ use crate::stop::gather;
 use crate::stop::stopped::Suspended;
 use crate::CaptureError;
 use belay_kernel::proc;
+use belay_plugins::gate::Parties;
 use belay_plugins::Refusal;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -39,6 +40,11 @@ impl Held {
     /// Has what uses a GPU taken off it.
     pub(crate) fn leave_gpus(&mut self) -> Result<(), CaptureError> {
         let Some(gates) = self.gate.as_mut().map(Shut::gates) else {
+    /// Who takes part, here or on another node.
+    pub(crate) fn parties(&self) -> Parties {
+        self.gate.as_ref().map_or(Parties::default(), |gate| gate.parties)
+    }
+
             return Ok(());
         };
         let threads = gates.driver_threads().to_vec();

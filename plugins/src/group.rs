@@ -22,6 +22,11 @@ pub trait Group: std::fmt::Debug {
     /// Waits until every node has come here and returns the facts that this one wants. Fails when a node has failed or is lost.
     fn meet(&self, brought: Brought) -> Result<Facts, String>;
 
+    /// The same, where a node may come so much later than others.
+    fn meet_late(&self, brought: Brought, _late: Duration) -> Result<Facts, String> {
+        self.meet(brought)
+    }
+
     /// A number that all nodes know, and nobody else before they meet.
     fn job(&self) -> u64;
 

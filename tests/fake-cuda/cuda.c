@@ -4,7 +4,8 @@
 //
 // FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
 // GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
-// (refused), fail (FAILED), restore (no memory), slow (the state is taken off in 0.2 s).
+// (refused), fail (FAILED), restore (no memory), slow (the state is taken off in 0.2 s),
+// long (the same in 65 s), hang (slow, and who asks a process that ends then has no answer).
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <errno.h>
@@ -126,7 +127,8 @@ static CUresult checkpoint(void) {
         control.state = FAILED;
         return CUDA_ERROR_UNKNOWN;
     }
-    if (fault("slow")) nap(200000);
+    if (fault("slow") || fault("hang")) nap(200000);
+    for (int left = fault("long") ? 130 : 0; left > 0; left--) nap(500000);
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
         if (!a->at) continue;
         // Not by malloc: a thread that stands still may have its locks.
@@ -359,7 +361,10 @@ static CUresult ask(int pid, uint32_t what, uint32_t timeout_ms) {
     if (PUT(pid, timeout_ms, &timeout_ms) || PUT(pid, asked, &asked)) return CUDA_ERROR_INVALID_VALUE;
     do {
         nap(300);
-        if (GET(pid, answered, &answered)) return CUDA_ERROR_INVALID_VALUE;
+        if (GET(pid, answered, &answered)) {
+            while (fault("hang")) nap(100000);
+            return CUDA_ERROR_INVALID_VALUE;
+        }
     } while (answered != asked);
     return GET(pid, result, &result) ? CUDA_ERROR_INVALID_VALUE : (CUresult)result;
 }

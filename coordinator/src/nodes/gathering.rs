@@ -160,8 +160,12 @@ pub(crate) fn contribution(brought: Brought) -> Contribution {
 
 impl Group for Gathering<'_> {
     fn meet(&self, brought: Brought) -> Result<Facts, String> {
+        self.meet_late(brought, Duration::ZERO)
+    }
+
+    fn meet_late(&self, brought: Brought, late: Duration) -> Result<Facts, String> {
         self.tree
-            .exchange_within(self.step(), contribution(brought), Some(PATIENCE))
+            .exchange_within(self.step(), contribution(brought), Some(PATIENCE + late))
             .map_err(|b| {
                 self.broken.set(true);
                 self.others.set(Some(Kind::of(&b)));

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 pub const DRIVER: &str = "GPU driver";
 /// Taking the state of a process off a device takes a second for every few gigabytes, putting it back as long: a gate with such
 /// processes has so much time at least.
-pub(super) const LIMIT: Duration = Duration::from_secs(300);
+pub const LIMIT: Duration = Duration::from_secs(300);
 /// More is no list of GPUs, bytes.
 const MOST_SAID: usize = 64 << 10;
 /// How long the driver may take to begin.

@@ -58,6 +58,15 @@ pub enum Apart {
     Group(String),
 }
 
+/// Who takes part, here or on another node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Parties {
+    /// There is any library.
+    pub any: bool,
+    /// There are processes that use a GPU.
+    pub gpus: bool,
+}
+
 /// What stands against a checkpoint of a process that has a control page.
 #[derive(Debug)]
 pub enum Unready {
@@ -234,9 +243,8 @@ impl Gates {
         Ok(())
     }
 
-    /// Asks all to come to rest within `limit`, here and on the other nodes, and waits for all of them. Whether there
-    /// is any, here or on another node.
-    pub fn close(&mut self, limit: Duration, group: Option<&dyn Group>) -> Result<bool, Apart> {
+    /// Asks all to come to rest within `limit`, here and on the other nodes, and waits for all of them. Who takes part.
+    pub fn close(&mut self, limit: Duration, group: Option<&dyn Group>) -> Result<Parties, Apart> {
         let failed = |e: io::Error| {
             Apart::Refused(vec![page::refuse(
                 0,
@@ -273,26 +281,27 @@ impl Gates {
     }
 
     /// Gives an order, again and again while libraries have something to tell each other, until none has any more on
-    /// any node. `limit` says how long each time may take, and when it ends. Whether there is any library.
+    /// any node. `limit` says how long each time may take, and when it ends. Who takes part.
     fn agree(
         &mut self,
         kind: u32,
         group: Option<&dyn Group>,
         limit: impl Fn() -> (Duration, Instant),
         meanwhile: &dyn Fn(),
-    ) -> Result<bool, Apart> {
+    ) -> Result<Parties, Apart> {
         self.give((kind, 0), limit(), |p| p.standing != Standing::Ended, meanwhile)?;
-        let mut is_any = false;
+        let mut all = Parties::default();
         for round in 1..rounds::MOST {
             self.asker_lives()?;
             if kind == REBUILD {
                 self.are_there()?;
             }
             let told = Round::of(self.pages().map(|(p, _)| p)).map_err(|r| Apart::Refused(vec![r]))?;
-            let met = told.meet(group).map_err(Apart::Group)?;
-            is_any |= rounds::has_any(&met);
+            let met = told.meet(group, limit().0).map_err(Apart::Group)?;
+            let Parties { any, gpus } = rounds::parties(&met);
+            (all.any, all.gpus) = (all.any || any, all.gpus || gpus);
             if !rounds::goes_on(&met) {
-                return Ok(is_any);
+                return Ok(all);
             }
             self.hear(&told, &met).map_err(Apart::Refused)?;
             self.give((kind, round), limit(), |p| p.standing == Standing::More, meanwhile)?;

@@ -3,12 +3,15 @@
 //! A round is one meeting of the nodes. An entry of a library called L with key K is the fact `gate L K` there, key and
 //! value in hexadecimal digits: libraries of one name see each other's, and nobody else's.
 
+use super::gpu::DRIVER;
 use super::page::{Page, Standing};
+use super::Parties;
 use crate::fault::Refusal;
 use crate::group::{Brought, Facts, Group};
 use belay_abi::control::{ENTRY, FACT, MAX_KEY, MAX_TOLD, MAX_VALUE, SUM, WISH};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
+use std::time::Duration;
 
 /// Rounds of one order; a checkpoint has room for so many steps.
 pub(super) const MOST: u32 = 2000;
@@ -17,9 +20,15 @@ const HERE: &str = "gate";
 /// Made known by a node where a library has something to tell or to hear.
 const MORE: &str = "gate more";
 
-/// Whether there is any library that takes part.
-pub(super) fn has_any(met: &Facts) -> bool {
-    met.contains_key(HERE)
+/// Made known by a node where processes use GPUs.
+const GPUS: &str = "gate gpus";
+
+/// Whether there is any library that takes part, and whether processes use GPUs.
+pub(super) fn parties(met: &Facts) -> Parties {
+    Parties {
+        any: met.contains_key(HERE),
+        gpus: met.contains_key(GPUS),
+    }
 }
 
 /// Whether there is another round.
@@ -38,8 +47,11 @@ pub(super) struct Round {
 impl Round {
     pub(super) fn of<'a>(pages: impl Iterator<Item = &'a Page>) -> Result<Self, Refusal> {
         let mut round = Self::default();
-        round.brought.want = BTreeSet::from([HERE.to_owned(), MORE.to_owned()]);
+        round.brought.want = BTreeSet::from([HERE, GPUS, MORE].map(str::to_owned));
         for page in pages {
+            if page.name == DRIVER {
+                round.brought.publish.insert(GPUS.to_owned(), String::new());
+            }
             round.brought.publish.insert(HERE.to_owned(), String::new());
             if page.standing == Standing::More {
                 round.brought.publish.insert(MORE.to_owned(), String::new());
@@ -52,10 +64,10 @@ impl Round {
         Ok(round)
     }
 
-    /// Meets the other nodes, where there are any.
-    pub(super) fn meet(&self, group: Option<&dyn Group>) -> Result<Facts, String> {
+    /// Meets the other nodes, where there are any, which may come so much later.
+    pub(super) fn meet(&self, group: Option<&dyn Group>, late: Duration) -> Result<Facts, String> {
         match group {
-            Some(group) => group.meet(self.brought.clone()),
+            Some(group) => group.meet_late(self.brought.clone(), late),
             None => Ok(self.alone()),
         }
     }

@@ -287,8 +287,8 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
     job.verdict(false, LIMIT)
 }
 
-/// One on each of two hosts: all are locked before any is taken off, and where one cannot be, both go on.
-fn together(place: &Place, faults: &str) -> Result<(), Failure> {
+/// One on each of two hosts: all are locked before any is taken off, and where one cannot be (`is_refused`), both go on.
+fn together(place: &Place, faults: &str, is_refused: bool) -> Result<(), Failure> {
     let mut job = across::Job::of(place, &format!("gpu-together-{faults}"), Kind::C, 2, 3)?;
     let program = job.program(place, PROGRAM)?;
     let work = job.work.display().to_string();
@@ -308,7 +308,7 @@ fn together(place: &Place, faults: &str) -> Result<(), Failure> {
     job.launch_words(&["sh", "-c", &script])?;
     const BEATS: [&str; 2] = ["beat", "beat.below"];
     job.progress_of_all(&BEATS)?;
-    if !faults.is_empty() {
+    if is_refused {
         let o = output(job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]), LIMIT)?;
         refused(&o, &["take its state off the gpu"])?;
         job.progress_of_all(&BEATS)?;
@@ -387,8 +387,9 @@ fn main() {
         move |p, u, _| refuses(p, u, ("late", ""), &forked),
     );
     if am_root() && belay_tests::hosts::unavailable().is_none() {
-        target.once("together", |p, _| together(p, ""));
-        target.once("together_refused", |p, _| together(p, "checkpoint:1"));
+        target.once("together", |p, _| together(p, "", false));
+        target.once("together_refused", |p, _| together(p, "checkpoint:1", true));
+        target.once("together_after_long", |p, _| together(p, "long:1", false));
     }
     target.run()
 }
