@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// What is refused where the driver changes what has been stopped.
 const OBJECT: &str = "GPU driver";
 
+/// What becomes of a process that is killed meanwhile.
+const ENDED: &str = "the process has ended while its state was taken off the GPU";
+
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped,
 /// and opens the gates.
 #[derive(Debug)]
@@ -37,28 +40,29 @@ impl Held {
         self.gate.as_mut().is_some_and(|gate| gate.gates().has_gpus())
     }
 
-    /// Has what uses a GPU taken off it.
-    pub(crate) fn leave_gpus(&mut self) -> Result<(), CaptureError> {
-        let Some(gates) = self.gate.as_mut().map(Shut::gates) else {
     /// Who takes part, here or on another node.
     pub(crate) fn parties(&self) -> Parties {
         self.gate.as_ref().map_or(Parties::default(), |gate| gate.parties)
     }
 
+    /// Has what uses a GPU taken off it.
+    pub(crate) fn leave_gpus(&mut self) -> Result<(), CaptureError> {
+        let Some(gates) = self.gate.as_mut().map(Shut::gates) else {
             return Ok(());
         };
         let threads = gates.driver_threads().to_vec();
         with_driver(&mut self.job, &threads, |meanwhile| gates.leave_gpus(meanwhile))
             .map_err(|r| CaptureError::Refused(vec![r]))?;
-        for (pid, _) in threads {
+        for (pid, thread) in threads {
+            if !lives(pid, thread) {
+                return Err(CaptureError::refuse_for_now(pid, OBJECT, ENDED));
+            }
             let known = |tid: i32| self.job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid));
-            // A main thread that has exited is still listed.
-            let lives = |tid: i32| proc::task_stat(pid, tid).is_ok_and(|s| !s.is_dead());
             // One that has just been killed has none.
             if proc::tasks(pid)
                 .unwrap_or_default()
                 .into_iter()
-                .any(|tid| !known(tid) && lives(tid))
+                .any(|tid| !known(tid) && lives(pid, tid))
             {
                 // Not for now: each attempt takes all state off and puts it back.
                 return Err(CaptureError::refuse(pid, OBJECT, "has made a thread; try again"));
@@ -109,6 +113,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.let_go();
     }
+}
+
+/// Whether the thread lives; one that has exited is still listed, where it was the main thread or is traced.
+fn lives(pid: i32, tid: i32) -> bool {
+    proc::task_stat(pid, tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X'))
 }
 
 /// Does `ask` while these threads run (process, thread), and nothing else of the job.

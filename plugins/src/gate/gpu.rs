@@ -7,6 +7,7 @@ use crate::sys::fd;
 use belay_abi::control::NAME;
 use belay_abi::PAGE;
 use belay_kernel::proc::{self, Map};
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -27,6 +28,15 @@ const MOST_SAID: usize = 64 << 10;
 /// How long the driver may take to begin.
 const BEGIN: Duration = Duration::from_secs(120);
 
+/// How long a process may be stopped, or dead, while the driver is to do something there.
+const GRACE: Duration = Duration::from_secs(1);
+/// Between two looks at it.
+const TURN: Duration = Duration::from_millis(50);
+/// What the kernel tells of a thread that job control has stopped.
+const STOPPED: char = 'T';
+
+/// Those that go on by themselves when a process is continued.
+static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 /// Children of the agent that ask the driver, each with when it was started.
 static ASKERS: Mutex<Vec<(i32, Option<u64>)>> = Mutex::new(Vec::new());
 /// Processes that the driver could not be had to let go on: the next time it is asked about them too, since they show no GPU.
@@ -108,6 +118,89 @@ impl Asker {
     }
 }
 
+/// One that nobody waits for: it lets these processes go on when one that is stopped is continued.
+#[derive(Debug)]
+struct Left {
+    asker: i32,
+    born: Option<u64>,
+    pids: Vec<i32>,
+    had: Vec<String>,
+}
+
+/// Waits for a moment until all that were left have done their work, before another one begins.
+fn await_left() -> Result<(), Refusal> {
+    let end = Instant::now() + GRACE;
+    let mut left = list(&LEFT);
+    while let Some(last) = left.last() {
+        let first = last.pids.first().copied().unwrap_or(0);
+        if last.born.is_none() || proc::born(last.asker) != last.born {
+            // What it has not done, if anything.
+            recover(&last.pids, &last.had).map_err(|f| f.of(first, DRIVER))?;
+            left.pop();
+        } else if Instant::now() > end {
+            return Err(refuse(first, DRIVER, "is still being let go on after a checkpoint", true));
+        } else {
+            std::thread::sleep(TURN);
+        }
+    }
+    Ok(())
+}
+
+/// Whether job control has stopped the process.
+fn is_stopped(pid: i32) -> bool {
+    let tids = proc::tasks(pid).unwrap_or_default();
+    tids.into_iter()
+        .any(|tid| proc::task_stat(pid, tid).is_ok_and(|s| s.state == STOPPED))
+}
+
+/// Whether any thread of the process lives.
+fn lives(pid: i32) -> bool {
+    let tids = proc::tasks(pid).unwrap_or_default();
+    tids.into_iter().any(|tid| thread_lives(pid, tid))
+}
+
+fn thread_lives(pid: i32, tid: i32) -> bool {
+    proc::task_stat(pid, tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X'))
+}
+
+/// Refuses a stopped process, in which the driver can do nothing.
+fn stopped(pid: i32) -> Refusal {
+    let why = "is stopped, and its GPU driver can do nothing there: continue it (kill -CONT) and try again";
+    refuse(pid, DRIVER, why, false)
+}
+
+/// Looks, while an answer of the driver is waited for, at those that have to do something for it.
+#[derive(Debug)]
+pub(super) struct Watch {
+    threads: Vec<(i32, i32)>,
+    /// All of the job runs, unless job control has stopped it.
+    all_run: bool,
+    since: Cell<Option<Instant>>,
+}
+
+impl Watch {
+    /// Fails when one has been stopped or dead for a while: nobody may answer any more.
+    pub(super) fn look(&self) -> Result<(), Refusal> {
+        let dead = self.threads.iter().find(|(pid, tid)| !thread_lives(*pid, *tid));
+        let still = || self.threads.iter().find(|(pid, _)| self.all_run && is_stopped(*pid));
+        let why = match (dead, dead.or_else(still)) {
+            (Some((pid, _)), _) => refuse(*pid, DRIVER, "has ended while the driver was asked about it", true),
+            (None, Some((pid, _))) => stopped(*pid),
+            (None, None) => {
+                self.since.set(None);
+                return Ok(());
+            }
+        };
+        let since = self.since.get().unwrap_or_else(Instant::now);
+        self.since.set(Some(since));
+        if since.elapsed() < GRACE {
+            Ok(())
+        } else {
+            Err(why)
+        }
+    }
+}
+
 /// How they stand when the process begins.
 #[derive(Debug)]
 pub(super) enum Stand {
@@ -123,6 +216,10 @@ static DEVICES: OnceLock<Vec<String>> = OnceLock::new();
 impl Gpus {
     /// Starts it for these processes, for whose work the driver may wait so long each; its page.
     pub(super) fn start(pids: Vec<i32>, stand: Stand, limit: Duration) -> Result<(Self, Page), Refusal> {
+        if let (Stand::Run, Some(pid)) = (&stand, pids.iter().find(|pid| is_stopped(**pid))) {
+            return Err(stopped(*pid));
+        }
+        await_left()?;
         let first = pids.first().copied().unwrap_or(0);
         let fault = |f: Fault| f.of(first, DRIVER);
         let page = memory().map_err(fault)?;
@@ -178,6 +275,22 @@ impl Gpus {
         Ok((gpus, page))
     }
 
+    /// To be looked at while an answer is waited for; `all_run`: the whole job runs.
+    pub(super) fn watch(&self, all_run: bool) -> Watch {
+        Watch {
+            threads: self.threads.clone(),
+            all_run,
+            since: Cell::new(None),
+        }
+    }
+
+    /// Where a process has ended, the driver may never answer: another asker cares for the others.
+    pub(super) fn leave_dead(&mut self) {
+        if self.threads.iter().any(|(pid, tid)| !thread_lives(*pid, *tid)) {
+            self.asker.kill();
+        }
+    }
+
     /// Its number.
     pub(super) fn pid(&self) -> i32 {
         self.asker.pid()
@@ -190,19 +303,50 @@ impl Gpus {
 
     /// What was to be done by the process, which is gone: has another one let those that use a GPU go on.
     pub(super) fn recover(&self) -> Result<(), Fault> {
-        let mut command = belay(&self.pids, &self.had);
-        let command = command.arg("--recover").stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut asker = Asker::start(command)?;
-        match asker.end(LIMIT) {
-            Some(true) => Ok(()),
-            Some(false) => {
-                let mut why = String::new();
-                if let Some(out) = asker.0.stdout.take() {
-                    let _ = out.take(4096).read_to_string(&mut why);
-                }
-                crate::fault::refuse(why.trim().to_owned())
+        recover(&self.pids, &self.had)
+    }
+}
+
+/// Has those of these processes that live go on, which had these GPUs.
+fn recover(pids: &[i32], had: &[String]) -> Result<(), Fault> {
+    let living: Vec<i32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
+    if living.is_empty() {
+        return Ok(());
+    }
+    let mut command = belay(&living, had);
+    let command = command.arg("--recover").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut asker = Asker::start(command)?;
+    match asker.end(LIMIT) {
+        Some(true) => Ok(()),
+        Some(false) => {
+            let mut why = String::new();
+            if let Some(out) = asker.0.stdout.take() {
+                let _ = out.take(4096).read_to_string(&mut why);
             }
-            None => crate::fault::refuse("the driver does not return"),
+            crate::fault::refuse(why.trim().to_owned())
+        }
+        None => crate::fault::refuse("the driver does not return"),
+    }
+}
+
+impl Gpus {
+    /// Waits until the process has ended; whether all that it was to do is done. None: one of those that use a GPU is stopped.
+    fn end(&mut self) -> Option<Result<(), Fault>> {
+        let end = Instant::now() + LIMIT;
+        let watch = self.watch(true);
+        loop {
+            match self.asker.end(TURN) {
+                Some(true) => return Some(Ok(())),
+                Some(false) => return Some(self.recover()),
+                None if Instant::now() > end => return Some(crate::fault::refuse("the driver does not return")),
+                None => {}
+            }
+            if watch.look().is_err() {
+                self.leave_dead();
+                if self.pids.iter().any(|pid| is_stopped(*pid)) {
+                    return None;
+                }
+            }
         }
     }
 }
@@ -214,11 +358,15 @@ impl Drop for Gpus {
             self.asker.kill();
             return;
         }
-        let gone_on = match self.asker.end(LIMIT) {
-            Some(true) => Ok(()),
-            Some(false) => self.recover(),
-            None => crate::fault::refuse("the driver does not return"),
-        };
+        let gone_on = self.end().unwrap_or_else(|| {
+            list(&LEFT).push(Left {
+                asker: self.asker.pid(),
+                born: proc::born(self.asker.pid()),
+                pids: self.pids.clone(),
+                had: self.had.clone(),
+            });
+            crate::fault::refuse("one of them is stopped: they do when it is continued")
+        });
         let mut stranded = list(&STRANDED);
         stranded.retain(|pid| !self.pids.contains(pid));
         if let Err(error) = gone_on {

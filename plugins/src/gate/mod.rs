@@ -19,7 +19,7 @@ use crate::group::{Facts, Group};
 use belay_abi::control::{CLOSE, LEAVE, MAPPED, OPEN, REBUILD};
 use belay_kernel::held::{Holder, MOST};
 use belay_kernel::proc::{self, Map};
-use gpu::{Gpus, Stand};
+use gpu::{Gpus, Stand, Watch};
 use page::{head_of, look, Page, Standing, HOLD};
 use rounds::Round;
 use std::io;
@@ -209,7 +209,15 @@ impl Gates {
                     return Err(page.refuse(ASKER_ENDED));
                 }
                 page.give(kind, 0, mark, gpu::LIMIT);
-                page.await_answer(Instant::now() + gpu::LIMIT, gpu::LIMIT, meanwhile)?;
+                let watch = self.gpus.as_ref().map(|g| g.watch(false));
+                let answered = page.await_answer(Instant::now() + gpu::LIMIT, gpu::LIMIT, &|| {
+                    meanwhile();
+                    watch.as_ref().map_or(Ok(()), Watch::look)
+                });
+                if let (Err(_), Some(gpus)) = (&answered, &mut self.gpus) {
+                    gpus.leave_dead();
+                }
+                answered?;
                 if page.standing == Standing::Ended {
                     return Err(page.refuse(ASKER_ENDED));
                 }
@@ -379,12 +387,23 @@ impl Gates {
             let able = group.pages.iter_mut().filter(|p| able(p));
             able.for_each(|p| p.give(kind, round, mark, left));
         }
-        let asked = self.pages_mut().filter(|p| p.is_asked());
-        let wait = |p: &mut Page| match asker == Some(p.pid) {
-            true => p.await_answer(with_driver, limit.max(gpu::LIMIT), meanwhile),
-            false => p.await_answer(end, limit, meanwhile),
+        let asked = self.groups.iter_mut().flat_map(|g| &mut g.pages).filter(|p| p.is_asked());
+        let watch = self.gpus.as_ref().map(|g| g.watch(true));
+        let wait = |p: &mut Page| match (&watch, asker == Some(p.pid)) {
+            (Some(watch), true) => p.await_answer(with_driver, limit.max(gpu::LIMIT), &|| {
+                meanwhile();
+                watch.look()
+            }),
+            _ => p.await_answer(end, limit, &|| {
+                meanwhile();
+                Ok(())
+            }),
         };
-        all(asked.filter_map(|p| wait(p).err()).collect())
+        let refused: Vec<Refusal> = asked.filter_map(|p| wait(p).err()).collect();
+        if let (false, Some(gpus)) = (refused.is_empty(), &mut self.gpus) {
+            gpus.leave_dead();
+        }
+        all(refused)
     }
 
     /// The libraries in process `pid` that take part.

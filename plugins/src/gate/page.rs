@@ -286,8 +286,14 @@ impl Page {
         of(self.given) || of(control::order(control::number(self.given) + 1, 0))
     }
 
-    /// Waits until `end` for the answer to the last order, and does something else now and then.
-    pub(super) fn await_answer(&mut self, end: Instant, limit: Duration, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
+    /// Waits until `end` for the answer to the last order, and does something else now and then: where that fails, nobody waits
+    /// any more.
+    pub(super) fn await_answer(
+        &mut self,
+        end: Instant,
+        limit: Duration,
+        meanwhile: &dyn Fn() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
         loop {
             let value = self.serve(self.given).load(Ordering::SeqCst);
             let answer = self.answer().load(Ordering::SeqCst);
@@ -308,7 +314,7 @@ impl Page {
                 return self.late(limit);
             }
             futex::wait(self.serve(self.given), value, left.min(TURN));
-            meanwhile();
+            meanwhile()?;
         }
     }
 

@@ -8,7 +8,7 @@ use belay_tests::place::{am_root, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
 use belay_tests::{across, edges, gpu, procs, Failure};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PROGRAM: &str = "gpu_work";
 /// Its asynchronous I/O is served by a process of the job.
@@ -257,24 +257,18 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
         let taking = std::thread::spawn(move || output(command, LIMIT));
         std::thread::sleep(Duration::from_micros(rng.below(300_000)));
         procs::signal(program, libc::SIGSTOP);
-        let end = std::time::Instant::now() + Duration::from_secs(1);
-        while !taking.is_finished() && std::time::Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        if !taking.is_finished() {
-            // Stopped before its calls were held back, for which it has to run.
-            procs::signal(program, libc::SIGCONT);
-            taking.join().map_err(|_| "the command's thread has ended")??;
-            job.progress(LIMIT).map_err(|e| format!("round {round}: {e}"))?;
-            continue;
-        }
+        let begin = Instant::now();
         let o = taking.join().map_err(|_| "the command's thread has ended")??;
+        let took = begin.elapsed();
+        want(took < LIMIT / 3, || format!("round {round}: {took:?}: {}", text(&o)))?;
+        if !o.status.success() {
+            // Before its calls were held back, for which it has to run.
+            refused(&o, &["gpu driver", "is stopped"]).map_err(|e| format!("round {round}: {e}"))?;
+        }
         let state = || std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
-        let end = std::time::Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(5);
         while !state().contains(") T ") {
-            want(std::time::Instant::now() < end, || {
-                format!("round {round}: not stopped: {}", state())
-            })?;
+            want(Instant::now() < end, || format!("round {round}: not stopped: {}", state()))?;
             std::thread::sleep(Duration::from_millis(2));
         }
         if o.status.success() && round % 2 == 1 {
@@ -284,6 +278,65 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
         }
         continued(&mut job).map_err(|e| format!("round {round}: {e}"))?;
     }
+    job.verdict(false, LIMIT)
+}
+
+/// What is stopped already is refused at once, and afterwards there is nothing left to be done.
+fn stopped_before(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", ""))?;
+    for _ in 0..2 {
+        let (program, _) = edges::program_and_agent(&job, PROGRAM)?;
+        procs::signal(program, libc::SIGSTOP);
+        let begin = Instant::now();
+        refused(
+            &job.checkpoint_raw(&["--quiet"])?,
+            &["gpu driver", "is stopped", "kill -cont"],
+        )?;
+        let took = begin.elapsed();
+        want(took < LIMIT / 3, || format!("{took:?}"))?;
+        procs::signal(program, libc::SIGCONT);
+        job.progress(LIMIT)?;
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+    }
+    job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// One of two programs is killed while its state is taken off the GPU, and the driver does not tell who has asked for it: the
+/// attempt ends at once, and the other program goes on.
+fn killed_meanwhile(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "gpu-killed", user)?;
+    job.set("LD_LIBRARY_PATH", &gpu::build(place)?.display().to_string());
+    job.set("BELAY_TEST_QUIET_PARENT", "1");
+    job.set("FAKE_CUDA", "hang");
+    let program = place.programs().join(PROGRAM).display().to_string();
+    let script = format!("{program} & {program} watch & wait $!");
+    job.launch(&[], &["sh".into(), "-c".into(), script])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    let tree = procs::tree(job.pid().ok_or("no job")?);
+    let first = tree.into_iter().find(|p| procs::comm(*p) == PROGRAM).ok_or("no program")?;
+    let dir = job.dir().display().to_string();
+    let command = job.belay(&["checkpoint", "--quiet", &dir]);
+    let taking = std::thread::spawn(move || output(command, LIMIT));
+    // Stopped for the checkpoint.
+    while !taking.is_finished() && procs::state(first) != Some('t') {
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    procs::signal(first, libc::SIGKILL);
+    let begin = Instant::now();
+    let o = taking.join().map_err(|_| "the command's thread has ended")??;
+    let took = begin.elapsed();
+    want(took < LIMIT / 3, || format!("{took:?}: {}", text(&o)))?;
+    // It is tried again, without that program.
+    if !o.status.success() {
+        refused(&o, &["gpu driver", "has ended while"])?;
+    }
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.crash_and_restart(LIMIT)?;
     job.verdict(false, LIMIT)
 }
 
@@ -376,6 +429,8 @@ fn main() {
         |p, u, rng| asker_killed(p, u, (("watch", "slow"), 300_000), rng),
     );
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
+    target.by_user("stopped_before", |_| am_root(), |p, u, _| stopped_before(p, u));
+    target.by_user("killed_meanwhile", |_| am_root(), |p, u, _| killed_meanwhile(p, u));
     target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
     if am_root() {
         target.once("request_that_lasts", |p, _| request_that_lasts(p));
