@@ -373,7 +373,7 @@ fn copy(
     let own = captured.drafts.into_iter().zip(captured.areas).zip(&job.processes);
     let own = own.filter(|(_, p)| p.guest.is_none()).map(|(own, _)| own);
     let (drafts, areas): (Vec<_>, Vec<_>) = own.unzip();
-    let (plan, gauges) = headroom::Plan::make(&drafts, session, hold)?;
+    let (plan, gauges) = headroom::Plan::make(&drafts, session, (order.options.writers, hold))?;
     plan.apply(session);
     let access = match order.options.access {
         Access::LeaveOut if hold => Access::Watch,

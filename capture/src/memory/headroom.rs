@@ -38,9 +38,10 @@ const PER_PROCESS: u64 = 512 * 1024;
 const PER_PAGE: [u64; 2] = [40, 96];
 /// The same where the agent writes: one hash.
 const PER_PAGE_AGENT: u64 = 24;
-/// Pages of chunks on their way to the disk, where they are dropped as soon as they are there: of two writers, and of the agent.
-const ON_THE_WAY: u64 = 6 * MIB;
-const ON_THE_WAY_AGENT: u64 = 3 * MIB;
+/// Where memory is short so many write at most.
+pub(crate) const FRUGAL_WRITERS: u32 = 2;
+/// Pages of chunks on their way to the disk, where they are dropped as soon as they are there: of each writer, or of the agent.
+const ON_THE_WAY: u64 = 3 * MIB;
 /// The shortest and the longest time between two looks.
 const PERIODS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 const PAGE: u64 = 4096;
@@ -87,6 +88,8 @@ pub(crate) struct Needs {
     promised: u64,
     /// Copies that the program can cause from a look at the memory to its stop.
     reaction: u64,
+    /// Threads that write where memory is not short.
+    writers: u32,
 }
 
 /// How the snapshot is to be taken.
@@ -118,19 +121,23 @@ impl Plan {
     /// not go on in any case.
     fn of(n: &Needs, free: &Free, promisable: Option<u64>, hold: bool) -> Result<Plan, String> {
         let place = &free.place;
-        let writers = |index: bool| n.pages * PER_PAGE[usize::from(index)] + ON_THE_WAY + n.children;
+        let on_the_way = |writers: u32| u64::from(writers) * ON_THE_WAY;
+        let writers = |index: bool| n.pages * PER_PAGE[usize::from(index)] + on_the_way(FRUGAL_WRITERS) + n.children;
         let index = n.index > 0 && writers(true) + n.index <= free.bytes;
         let (left, with_children) = if index {
             (free.bytes, writers(true) + n.index)
         } else {
             (free.bytes + n.index_held, writers(false))
         };
-        let base = n.pages * PER_PAGE_AGENT + ON_THE_WAY_AGENT;
+        let base = n.pages * PER_PAGE_AGENT + ON_THE_WAY;
         // An eighth stays for the program's own wishes.
         let promise = promisable.filter(|p| n.promised + n.promised / 8 > *p);
         let whole = with_children + n.copies + n.stored + n.reaction;
+        let others = on_the_way(n.writers.saturating_sub(FRUGAL_WRITERS));
         let plan = |mode, why: String, fork: bool| {
-            let fixed = if fork { with_children } else { base };
+            let frugal = mode != Mode::CopyOnWrite || whole + n.copies + others > left;
+            let others = if frugal { 0 } else { others };
+            let fixed = if fork { with_children + others } else { base };
             let store_limit = match mode {
                 Mode::CopyOnWrite => left.saturating_sub(fixed + n.copies + n.reaction),
                 Mode::Capped => n.stored,
@@ -140,13 +147,13 @@ impl Plan {
                 mode,
                 why,
                 fork,
-                frugal: mode != Mode::CopyOnWrite || whole + n.copies > left,
+                frugal,
                 index,
                 store_limit: (n.stored > 0).then_some(store_limit),
                 // What is stored there is given back only when it has been moved.
                 tiers: match mode {
-                    Mode::CopyOnWrite if n.tiers <= left.saturating_sub(whole) => u64::MAX,
-                    Mode::CopyOnWrite => left.saturating_sub(whole),
+                    Mode::CopyOnWrite if n.tiers <= left.saturating_sub(whole + others) => u64::MAX,
+                    Mode::CopyOnWrite => left.saturating_sub(whole + others),
                     Mode::Capped | Mode::BeforeResume => 0,
                 },
                 fixed: fixed + n.stored,
@@ -205,12 +212,12 @@ impl Plan {
     }
 
     /// Reads what is free and decides.
-    pub(crate) fn make(drafts: &[Draft], session: &Session, hold: bool) -> Result<(Plan, Gauges), CaptureError> {
+    pub(crate) fn make(drafts: &[Draft], session: &Session, (writers, hold): (u32, bool)) -> Result<(Plan, Gauges), CaptureError> {
         let gauges = gauges(drafts)?;
         let free = gauges
             .free()
             .ok_or_else(|| CaptureError::failed("read how much memory is free", "/proc/meminfo"))?;
-        let needs = Needs::of(drafts, session);
+        let needs = Needs::of(drafts, session, writers);
         let plan = Plan::of(&needs, &free, room::commit_left(), hold).map_err(CaptureError::NoMemory)?;
         tracing::debug!(?needs, ?free, ?plan, "headroom");
         Ok((plan, gauges))
@@ -237,7 +244,7 @@ pub(crate) fn to_hold_back(drafts: &[Draft]) -> u64 {
 }
 
 impl Needs {
-    fn of(drafts: &[Draft], session: &Session) -> Self {
+    fn of(drafts: &[Draft], session: &Session, writers: u32) -> Self {
         let sum = |f: &dyn Fn(&Draft) -> u64| drafts.iter().map(f).sum::<u64>();
         let copies = sum(&|d| d.kib("RssAnon") * 1024);
         let resident = sum(&|d| d.stat.rss_pages * PAGE);
@@ -253,6 +260,7 @@ impl Needs {
             tiers: copies.min(session.room_in_memory()),
             promised: sum(&|d| (d.kib("VmData") + d.kib("VmStk")) * 1024),
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),
+            writers,
         }
     }
 }
@@ -380,6 +388,7 @@ mod tests {
             tiers: 0,
             promised: gib << 30,
             reaction: 60 * MIB,
+            writers: 2,
         }
     }
 
@@ -419,6 +428,15 @@ mod tests {
             ..n
         };
         assert_eq!(mode(&n, 8), (Mode::BeforeResume, true, false, true), "the hashes make room");
+    }
+
+    #[test]
+    fn many_write_where_there_is_room_for_each() {
+        let of = |writers, left| Plan::of(&Needs { writers, ..needs(1) }, &free(left), None, false).unwrap();
+        let frugal = |writers, left| of(writers, left).frugal;
+        assert_eq!([frugal(2, 2173), frugal(2, 2174)], [true, false]);
+        assert_eq!([frugal(8, 2191), frugal(8, 2192)], [true, false], "six more");
+        assert_eq!(of(8, 2192).fixed - of(8, 2191).fixed, 18 * MIB);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::inject::{self, Area, Made};
 use crate::memory::control::ControlMemory;
 use crate::memory::copy::{covers, inherited, is_copy_of, is_whole, kill, SnapshotChild};
 use crate::memory::guards::{self, may_have_guards};
-use crate::memory::headroom::{Mode, Plan};
+use crate::memory::headroom::{Mode, Plan, FRUGAL_WRITERS};
 use crate::memory::later::{self, Later};
 use crate::memory::looks::Request;
 use crate::memory::mappings::{self, Identities, Pages};
@@ -29,8 +29,6 @@ use belay_storage::session::Session;
 use std::os::fd::AsFd;
 
 const PAGE: u64 = 4096;
-/// Where memory is short so many write at most: headroom counts with as many.
-const FRUGAL_WRITERS: u32 = 2;
 
 /// The stored memory of one process, or the means to store it.
 #[derive(Debug)]
