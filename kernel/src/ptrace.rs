@@ -58,6 +58,18 @@ pub fn cont(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)
 }
 
+/// Continues a stopped task, and waits for the stop to which it comes before it executes an instruction. When it goes on from
+/// there the kernel looks at the call that it is to begin anew, which it does not at the end of a call that it has issued for us.
+pub fn leave_call(tid: i32) -> io::Result<Event> {
+    interrupt(tid)?;
+    cont(tid, 0)?;
+    loop {
+        if let Some(event) = wait(tid, true)? {
+            return Ok(event);
+        }
+    }
+}
+
 /// Continues a stopped task until the next entry to or exit from a system call.
 pub fn cont_to_syscall(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)

@@ -350,8 +350,14 @@ impl Task {
             self.running = true;
             return;
         }
-        let let_run = ptrace::set_sigmask(self.tid, u64::MAX).and_then(|()| ptrace::cont(self.tid, 0));
-        self.running = let_run.is_ok();
+        match ptrace::set_sigmask(self.tid, u64::MAX).and_then(|()| ptrace::leave_call(self.tid)) {
+            Ok(Event::Ended(status)) => ended(self.tid, status),
+            Ok(event) => {
+                self.running = true;
+                self.pass(event);
+            }
+            Err(_) => {}
+        }
     }
 
     /// Whatever stops it meanwhile does so for a moment only.
