@@ -13,6 +13,20 @@ use std::io;
 /// What the kernel says of a call that is to be begun anew unless a handler is to run.
 pub const ERESTARTNOHAND: i64 = -514;
 
+const EINTR: i64 = -4;
+
+/// Some calls answer an interruption with EINTR at once instead of asking to be restarted (`epoll_wait`, `semop`,
+/// `sigtimedwait`, sockets with a time-out). A task that stands at its return from such a call was interrupted by our
+/// stop, for no handler has run yet. ERESTARTNOHAND tells the kernel what the others say: start the call again unless a
+/// handler is to run now, and only then return EINTR. Returns whether the registers were changed.
+pub fn hide_interruption(regs: &mut Regs) -> bool {
+    let interrupted = regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == EINTR;
+    if interrupted {
+        regs.rax = ERESTARTNOHAND.cast_unsigned();
+    }
+    interrupted
+}
+
 /// Length of the instruction `syscall`.
 const SYSCALL_BYTES: u64 = 2;
 

@@ -15,7 +15,7 @@ use belay_kernel::futex::{self, Returning};
 use belay_kernel::masks;
 use belay_kernel::patience;
 use belay_kernel::proc;
-use belay_kernel::ptrace::{self, Event};
+use belay_kernel::ptrace::{self, Event, Regs};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
@@ -103,10 +103,6 @@ impl Stopped<'_> {
             )));
         }
         let masks: Vec<u64> = those.iter().map(|tid| ptrace::get_sigmask(*tid)).collect::<io::Result<_>>()?;
-        for tid in &those {
-            ptrace::set_sigmask(*tid, u64::MAX)?;
-            ptrace::cont(*tid, 0)?;
-        }
         // What cannot be blocked is kept for later.
         let kept: RefCell<Vec<(i32, i32)>> = RefCell::default();
         let pass = |tid: i32, event: Event| {
@@ -115,6 +111,11 @@ impl Stopped<'_> {
             }
             ptrace::cont(tid, 0)
         };
+        for tid in &those {
+            ptrace::set_sigmask(*tid, u64::MAX)?;
+            // It may have issued a call for us.
+            pass(*tid, ptrace::leave_call(*tid)?)?;
+        }
         let done = ask(&|| {
             for tid in &those {
                 if let Ok(Some(event)) = ptrace::wait(*tid, false) {
@@ -134,6 +135,10 @@ impl Stopped<'_> {
                     None => std::thread::sleep(Duration::from_millis(1)),
                 }
             }
+            let mut regs = ptrace::get_regs(*tid)?;
+            if masks::hide_interruption(&mut regs) {
+                ptrace::set_regs(*tid, &regs)?;
+            }
             ptrace::set_sigmask(*tid, mask)?;
         }
         for (tid, signal) in kept.into_inner() {
@@ -149,18 +154,16 @@ impl Stopped<'_> {
         let (stopped, running): (Vec<&Process>, Vec<&Process>) = self.live.iter().partition(|p| stopped(p));
         stopped.iter().flat_map(|p| alive(p)).for_each(|t| detach(t, 0));
         patience::until_stopped(stopped.into_iter().map(runner));
-        let (on_their_way, as_they_were): (Vec<&Thread>, Vec<&Thread>) = running
-            .iter()
-            .flat_map(|p| alive(p))
-            .partition(|t| self.have_run.contains(&t.tid));
-        let signals: HashMap<i32, i32> = as_they_were.iter().copied().filter_map(enter_call).collect();
-        let cut = as_they_were.iter().filter(|t| !signals.contains_key(&t.tid));
-        cut.copied().for_each(carry_call_on);
-        let (waiters, others): (Vec<&Thread>, Vec<&Thread>) = as_they_were
+        let all = running.iter().flat_map(|p| alive(p)).map(|t| (t, self.regs(t)));
+        let all: Vec<(&Thread, Option<Regs>)> = all.collect();
+        let signals: HashMap<i32, i32> = all.iter().filter_map(|(t, regs)| enter_call(t, regs.as_ref()?)).collect();
+        let cut = all.iter().filter(|(t, _)| !signals.contains_key(&t.tid));
+        cut.for_each(|(t, regs)| carry_call_on(t, regs.as_ref()));
+        let (waiters, others): (Vec<_>, Vec<_>) = all
             .into_iter()
-            .partition(|t| waits_for_futex(t) && !signals.contains_key(&t.tid));
+            .partition(|(t, regs)| waits_for_futex(regs.as_ref()) && !signals.contains_key(&t.tid));
         let mut returning = Returning::default();
-        for t in waiters {
+        for (t, _) in waiters {
             returning.add(t.tid);
             detach(t, 0);
         }
@@ -168,14 +171,22 @@ impl Stopped<'_> {
         returning.wait(patience::LIMIT);
         others
             .iter()
-            .chain(&on_their_way)
-            .for_each(|t| detach(t, signals.get(&t.tid).copied().unwrap_or(0)));
+            .for_each(|(t, _)| detach(t, signals.get(&t.tid).copied().unwrap_or(0)));
+    }
+
+    /// The registers with which a thread goes on.
+    fn regs(&self, t: &Thread) -> Option<Regs> {
+        if self.have_run.contains(&t.tid) {
+            ptrace::get_regs(t.tid).ok()
+        } else {
+            ptrace::words_to_regs(&t.regs)
+        }
     }
 }
 
 /// Whether a thread goes back into a wait for a futex.
-fn waits_for_futex(t: &Thread) -> bool {
-    ptrace::words_to_regs(&t.regs).is_some_and(|regs| futex::goes_back(regs.orig_rax, &regs))
+fn waits_for_futex(regs: Option<&Regs>) -> bool {
+    regs.is_some_and(|regs| futex::goes_back(regs.orig_rax, regs))
 }
 
 /// The threads of `p` that live.
@@ -185,10 +196,9 @@ fn alive(p: &Process) -> impl Iterator<Item = &Thread> {
 
 /// Leads a thread into the call that it begins anew, where other signals are blocked there. Returns its number with the
 /// signal that it is to receive instead.
-fn enter_call(t: &Thread) -> Option<(i32, i32)> {
-    let regs = ptrace::words_to_regs(&t.regs)?;
-    let mask = masks::of_call(t.tid, &regs, t.sigmask)?;
-    match masks::enter(t.tid, &regs, mask, t.sigmask) {
+fn enter_call(t: &Thread, regs: &Regs) -> Option<(i32, i32)> {
+    let mask = masks::of_call(t.tid, regs, t.sigmask)?;
+    match masks::enter(t.tid, regs, mask, t.sigmask) {
         Ok(Event::Signal(signal)) => Some((t.tid, signal)),
         // An end is seen by who waits for it.
         _ => None,
@@ -196,9 +206,9 @@ fn enter_call(t: &Thread) -> Option<(i32, i32)> {
 }
 
 /// Has a thread issue the rest of a call that the checkpoint has cut short.
-fn carry_call_on(t: &Thread) {
-    let regs = ptrace::words_to_regs(&t.regs).filter(cut::may_be);
-    if let Some(Err(e)) = regs.map(|regs| cut::carry_on(t.tid, &regs)) {
+fn carry_call_on(t: &Thread, regs: Option<&Regs>) {
+    let regs = regs.filter(|regs| cut::may_be(regs));
+    if let Some(Err(e)) = regs.map(|regs| cut::carry_on(t.tid, regs)) {
         tracing::warn!(tid = t.tid, error = %e, "a call that was cut short returns what it has done");
     }
 }

@@ -5,7 +5,8 @@
 // FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
 // GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
 // (refused), fail (FAILED), restore (no memory), slow (the state is taken off in 0.2 s),
-// long (the same in 65 s), hang (slow, and who asks a process that ends then has no answer).
+// long (the same in 65 s), whole (the wait of its thread is not to be
+// interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -44,7 +46,7 @@ struct allocation {
 static struct allocation allocations[ALLOCATIONS];
 static struct { CUdeviceptr at; size_t words; } queue[QUEUE];
 static unsigned submitted, done;
-static int is_ready, device = -1;
+static int is_ready, device = -1, resting;
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 
@@ -128,6 +130,8 @@ static CUresult checkpoint(void) {
         return CUDA_ERROR_UNKNOWN;
     }
     if (fault("slow") || fault("hang")) nap(200000);
+    static int *volatile nowhere;
+    if (fault("crash")) *nowhere = 0;
     for (int left = fault("long") ? 130 : 0; left > 0; left--) nap(500000);
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
         if (!a->at) continue;
@@ -188,11 +192,17 @@ static CUresult unlock(void) {
     return CUDA_SUCCESS;
 }
 
+// A wait that tells of any interruption: job control is one, too, and a tracer that dies may be.
+static void rest(void) {
+    struct epoll_event e;
+    if (epoll_wait(resting, &e, 1, 1) != 0 && (errno != EINTR || fault("whole"))) abort();
+}
+
 // Serves other processes. It must run for that.
 static void *serve(void *unused) {
     (void)unused;
     control.thread = (uint32_t)gettid();
-    for (;; nap(500)) {
+    for (;; rest()) {
         uint32_t asked = control.asked;
         if (asked == control.answered) continue;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
@@ -257,6 +267,7 @@ API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice ordinal) {
     if (!is_ready) {
         device = open(DEVICE, O_RDWR | O_CLOEXEC);
         if (device < 0) return leave(CUDA_ERROR_NO_DEVICE);
+        resting = epoll_create1(EPOLL_CLOEXEC);
         if (pthread_create(&thread, NULL, compute, NULL)) return leave(CUDA_ERROR_UNKNOWN);
         if (pthread_create(&thread, NULL, serve, NULL)) return leave(CUDA_ERROR_UNKNOWN);
         // As the driver's own: it tells two descriptors.

@@ -42,18 +42,6 @@ const BACK: u64 = 50_000_000;
 
 static SEEN: Mutex<Option<HashMap<i32, Seen>>> = Mutex::new(None);
 
-/// Some calls answer an interruption with EINTR at once instead of asking to be restarted (`epoll_wait`, `semop`,
-/// `sigtimedwait`, sockets with a time-out). A task that stands at its return from such a call was interrupted by our
-/// stop, for no handler has run yet. ERESTARTNOHAND tells the kernel what the others say: start the call again unless a
-/// handler is to run now, and only then return EINTR. Returns whether the registers were changed.
-pub(crate) fn hide_interruption(regs: &mut Regs) -> bool {
-    let interrupted = regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == EINTR;
-    if interrupted {
-        regs.rax = ERESTARTNOHAND.cast_unsigned();
-    }
-    interrupted
-}
-
 /// Whether the call in which a task stands is issued anew when it goes on.
 pub(crate) fn begins_anew(regs: &Regs) -> bool {
     regs.orig_rax.cast_signed() >= 0 && regs.rax.cast_signed() == ERESTARTNOHAND

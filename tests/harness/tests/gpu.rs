@@ -40,8 +40,8 @@ fn launched(place: &Place, user: User, (words, faults): (&str, &str)) -> Result<
 }
 
 /// Checkpoints, and restarts from two of them.
-fn taken(place: &Place, user: User, words: &str) -> Result<(), Failure> {
-    let mut job = launched(place, user, (words, ""))?;
+fn taken(place: &Place, user: User, how: (&str, &str)) -> Result<(), Failure> {
+    let mut job = launched(place, user, how)?;
     for _ in 0..2 {
         for _ in 0..3 {
             job.checkpoint()?;
@@ -386,10 +386,11 @@ fn main() {
         }
     }
     let mut target = Target::new("gpu", &[PROGRAM, SERVED]);
-    target.by_user("taken", |_| am_root(), |p, u, _| taken(p, u, ""));
-    target.by_user("taken_of_several", |_| am_root(), |p, u, _| taken(p, u, "kids"));
-    target.by_user("taken_of_one_that_looks", |_| am_root(), |p, u, _| taken(p, u, "watch"));
-    target.by_user("taken_of_one_that_polls", |_| am_root(), |p, u, _| taken(p, u, "poll"));
+    target.by_user("taken", |_| am_root(), |p, u, _| taken(p, u, ("", "")));
+    target.by_user("taken_of_several", |_| am_root(), |p, u, _| taken(p, u, ("kids", "")));
+    target.by_user("taken_of_one_that_looks", |_| am_root(), |p, u, _| taken(p, u, ("watch", "")));
+    target.by_user("taken_of_one_that_polls", |_| am_root(), |p, u, _| taken(p, u, ("poll", "")));
+    target.by_user("taken_of_whole_waits", |_| am_root(), |p, u, _| taken(p, u, ("", "whole")));
     target.by_user("no_driver", |_| am_root(), |p, u, _| no_driver(p, u));
     let unsupported = ["gpu driver", "take its state off the gpu", "operation not supported"];
     target.by_user(

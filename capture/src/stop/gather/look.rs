@@ -110,7 +110,7 @@ fn stopped(of: Of, group_stop: Option<i32>, sleepers: &Sleepers) -> Look {
     });
     crate::state::calls::note(tid, &task.regs, task.wait.as_ref());
     task.waits = crate::state::calls::waits_for_futex(tid, &task.regs);
-    if crate::state::calls::hide_interruption(&mut task.regs) {
+    if masks::hide_interruption(&mut task.regs) {
         if let Some(wait) = task.wait {
             wait.shorten(&mut task.regs);
         }
