@@ -39,6 +39,8 @@ pub(crate) struct Refused {
     pub(crate) why: String,
     /// The process is not in the state from which it can be done; it may be on its way there.
     pub(crate) early: bool,
+    /// The reason passes by itself.
+    pub(crate) passing: bool,
 }
 
 impl Refused {
@@ -47,6 +49,7 @@ impl Refused {
         Self {
             why: why.into(),
             early: false,
+            passing: false,
         }
     }
 }
@@ -168,6 +171,7 @@ impl Cuda {
         Err(Refused {
             why: format!("{what}: {} (CUDA error {code})", said.unwrap_or_default()),
             early: code == ILLEGAL_STATE,
+            passing: false,
         })
     }
 

@@ -51,15 +51,15 @@ pub fn serve(task: Task) -> Result<(), String> {
         Vec::new()
     };
     let pairs = devices::pairs(&task.had, &devices)?;
-    let processes = Processes::new(&cuda, task.pids, task.limit, pairs);
+    let mut processes = Processes::new(&cuda, task.pids, task.limit, pairs);
     if task.recover {
-        return processes.go_on(true);
+        return processes.go_on(true).map_err(|e| e.why);
     }
     if task.list {
         devices.iter().for_each(|d| println!("gpu {d}"));
     }
     if !task.restarted {
-        processes.threads().for_each(|(pid, tid)| println!("thread {pid} {tid}"));
+        processes.list().iter().for_each(|(pid, tid)| println!("thread {pid} {tid}"));
     }
     page::serve(&processes, task.restarted)
 }

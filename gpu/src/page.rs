@@ -1,7 +1,10 @@
 //! The control page behind standard input, and who serves it (`belay_abi::control` says what either side does).
 
+use crate::driver::Refused;
 use crate::rest::Processes;
-use belay_abi::control::{self, Control, Span, Word, CLOSE, DIED, DONE, LEAVE, MAGIC, MAX_FAULT, OPEN, REBUILD, REFUSED, VERSION};
+use belay_abi::control::{
+    self, Control, Span, Word, BUSY, CLOSE, DIED, DONE, LEAVE, MAGIC, MAX_FAULT, OPEN, REBUILD, REFUSED, VERSION,
+};
 use belay_kernel::futex;
 use belay_kernel::held::{Holder, SharedPage};
 use std::io::Write;
@@ -20,12 +23,6 @@ const TURN: Duration = Duration::from_millis(100);
 /// After so long the driver is asked again to put back what it could not, where nobody else will.
 const AGAIN: Duration = Duration::from_secs(1);
 const SERVE: [usize; 2] = [offset_of!(Control, serve), offset_of!(Control, serve) + size_of::<Word>()];
-
-/// How an order is answered.
-enum Answer {
-    Done,
-    Refused(String),
-}
 
 /// The page, and the words in it that this process holds.
 struct Page {
@@ -50,17 +47,19 @@ pub(crate) fn serve(processes: &Processes<'_>, restarted: bool) -> Result<(), St
                 .store(page.holder.mark(), Ordering::SeqCst);
             let answer = match control::kind(order) {
                 CLOSE | LEAVE | REBUILD if page.is_free(order) => continue,
-                CLOSE => processes.lock().map(|()| Answer::Done),
-                LEAVE => processes.checkpoint().map(|()| Answer::Done),
-                REBUILD => processes.restore().map(|()| Answer::Done),
+                CLOSE => processes.lock(),
+                LEAVE => processes.checkpoint(),
+                REBUILD => processes.restore(),
                 OPEN => {
                     let gone_on = processes.go_on(false);
-                    page.answer(order, gone_on.clone().map_or_else(Answer::Refused, |()| Answer::Done));
-                    return gone_on;
+                    page.answer(order, &gone_on);
+                    return gone_on.map_err(|e| e.why);
                 }
-                kind => Err(format!("an order of kind {kind}, which this belay does not know")),
+                kind => Err(Refused::of(format!(
+                    "an order of kind {kind}, which this belay does not know"
+                ))),
             };
-            page.answer(order, answer.unwrap_or_else(Answer::Refused));
+            page.answer(order, &answer);
         } else if page.is_free(order) {
             return without_agent(processes);
         } else {
@@ -74,7 +73,7 @@ fn without_agent(processes: &Processes<'_>) -> Result<(), String> {
     loop {
         let gone_on = processes.go_on(false);
         if gone_on.is_ok() || !processes.live() {
-            return gone_on;
+            return gone_on.map_err(|e| e.why);
         }
         std::thread::sleep(AGAIN);
     }
@@ -142,10 +141,11 @@ impl Page {
         }
     }
 
-    fn answer(&mut self, order: u32, answer: Answer) {
+    fn answer(&mut self, order: u32, answer: &Result<(), Refused>) {
         let (outcome, why) = match answer {
-            Answer::Done => (DONE, String::new()),
-            Answer::Refused(why) => (REFUSED, why),
+            Ok(()) => (DONE, ""),
+            Err(e) if e.passing => (BUSY, e.why.as_str()),
+            Err(e) => (REFUSED, e.why.as_str()),
         };
         let bytes = why.len().min(self.fault.len());
         self.fault[..bytes].copy_from_slice(&why.as_bytes()[..bytes]);

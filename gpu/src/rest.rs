@@ -16,6 +16,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Processes<'a> {
     driver: &'a dyn Driver,
     pids: Vec<i32>,
+    /// The driver's thread in each of those that it knew when they were listed: process, thread.
+    listed: Vec<(i32, i32)>,
     limit: Duration,
     /// GPUs that take the place of others.
     pairs: Vec<Pair>,
@@ -26,15 +28,23 @@ impl<'a> Processes<'a> {
         Self {
             driver,
             pids,
+            listed: Vec::new(),
             limit,
             pairs,
         }
     }
 
+    /// Looks for the driver's thread in each, without which none is locked; process and thread of those that have one.
+    pub(crate) fn list(&mut self) -> &[(i32, i32)] {
+        let known = self.pids.iter().filter_map(|pid| Some((*pid, self.thread(*pid)?)));
+        self.listed = known.collect();
+        &self.listed
+    }
+
     /// Does the same with all that live; what went wrong, each with its process.
-    fn all(&self, work: impl Fn(i32) -> Result<(), Refused> + Sync) -> Result<(), String> {
+    fn all(&self, work: impl Fn(i32) -> Result<(), Refused> + Sync) -> Result<(), Refused> {
         let work = &work;
-        let failed: Vec<String> = std::thread::scope(|s| {
+        let failed: Vec<Refused> = std::thread::scope(|s| {
             let begin = |pid: &i32| {
                 let pid = *pid;
                 (pid, Builder::new().spawn_scoped(s, move || work(pid)).ok())
@@ -47,22 +57,33 @@ impl<'a> Processes<'a> {
                 Ok(Ok(())) => None,
                 // One that has ended needs nothing.
                 Ok(Err(_)) if !lives(pid) => None,
-                Ok(Err(e)) => Some(format!("process {pid}: {e}")),
-                Err(_) => Some(format!("process {pid}: the thread that cared for it has ended")),
+                Ok(Err(e)) => Some(Refused {
+                    why: format!("process {pid}: {e}"),
+                    ..e
+                }),
+                Err(_) => Some(Refused::of(format!("process {pid}: the thread that cared for it has ended"))),
             });
             failed.collect()
         });
         if failed.is_empty() {
             return Ok(());
         }
-        Err(failed.join("; "))
+        let whys: Vec<&str> = failed.iter().map(|f| f.why.as_str()).collect();
+        Err(Refused {
+            passing: failed.iter().all(|f| f.passing),
+            ..Refused::of(whys.join("; "))
+        })
     }
 
     /// Has the driver hold back their calls and finish what they have submitted.
-    pub(crate) fn lock(&self) -> Result<(), String> {
+    pub(crate) fn lock(&self) -> Result<(), Refused> {
         self.all(|pid| {
-            if !self.is_known(pid) {
+            let Some(thread) = self.thread(pid) else {
                 return stranger(&belay_kernel::proc::maps(pid).unwrap_or_default()).map_or(Ok(()), Err);
+            };
+            // Who stops everything would not let that thread run.
+            if !self.listed.contains(&(pid, thread)) {
+                return Err(beginner());
             }
             match self.driver.state(pid)? {
                 State::Running => self.driver.lock(pid, self.limit).map_err(|e| {
@@ -78,7 +99,7 @@ impl<'a> Processes<'a> {
     }
 
     /// Takes their state off the devices. They are locked.
-    pub(crate) fn checkpoint(&self) -> Result<(), String> {
+    pub(crate) fn checkpoint(&self) -> Result<(), Refused> {
         self.all(|pid| match self.driver.state(pid) {
             Ok(State::Checkpointed) => Ok(()),
             Ok(State::Failed) => Err(lost()),
@@ -88,7 +109,7 @@ impl<'a> Processes<'a> {
     }
 
     /// Puts their state back on the devices.
-    pub(crate) fn restore(&self) -> Result<(), String> {
+    pub(crate) fn restore(&self) -> Result<(), Refused> {
         self.all(|pid| match self.driver.state(pid) {
             Ok(State::Checkpointed) => self.driver.restore(pid, &self.pairs),
             Ok(State::Failed) => Err(lost()),
@@ -101,7 +122,7 @@ impl<'a> Processes<'a> {
 
     /// Lets all go on, from wherever they are. None is left out because of another. `steady`: whoever has asked them to
     /// come to rest may have died, and what it asked for may come yet.
-    pub(crate) fn go_on(&self, steady: bool) -> Result<(), String> {
+    pub(crate) fn go_on(&self, steady: bool) -> Result<(), Refused> {
         self.all(|pid| self.let_go(pid, if steady { STEADY } else { Duration::ZERO }))
     }
 
@@ -149,11 +170,6 @@ impl<'a> Processes<'a> {
         self.driver.thread(pid).ok().filter(|tid| has_thread(pid, *tid))
     }
 
-    /// The same of each of them, with the process.
-    pub(crate) fn threads(&self) -> impl Iterator<Item = (i32, i32)> + '_ {
-        self.pids.iter().filter_map(|pid| Some((*pid, self.thread(*pid)?)))
-    }
-
     /// Whether any of them lives.
     pub(crate) fn live(&self) -> bool {
         self.pids.iter().any(|pid| lives(*pid))
@@ -167,6 +183,13 @@ fn lives(pid: i32) -> bool {
 
 fn has_thread(pid: i32, tid: i32) -> bool {
     belay_kernel::proc::task_stat(pid, tid).is_ok()
+}
+
+fn beginner() -> Refused {
+    Refused {
+        passing: true,
+        ..Refused::of("begins to use the GPU at this moment")
+    }
 }
 
 fn lost() -> Refused {
@@ -198,7 +221,8 @@ mod tests {
     struct Simulated {
         state: Mutex<(State, Option<(u32, State)>)>,
         fails: Option<&'static str>,
-        is_known: bool,
+        /// The driver knows it after so many looks for its thread.
+        is_known: Mutex<Option<u32>>,
     }
 
     impl Simulated {
@@ -206,8 +230,8 @@ mod tests {
             let mut now = self.state.lock().unwrap();
             if now.0 != from {
                 return Err(Refused {
-                    why: "illegal state".into(),
                     early: true,
+                    ..Refused::of("illegal state")
                 });
             }
             now.0 = to;
@@ -217,7 +241,7 @@ mod tests {
 
     impl Driver for Simulated {
         fn state(&self, _: i32) -> Result<State, Refused> {
-            if !self.is_known {
+            if *self.is_known.lock().unwrap() != Some(0) {
                 return Err(Refused::of("invalid value"));
             }
             let mut now = self.state.lock().unwrap();
@@ -229,10 +253,12 @@ mod tests {
             Ok(now.0)
         }
         fn thread(&self, pid: i32) -> Result<i32, Refused> {
-            match self.is_known {
-                true => Ok(pid),
-                false => Err(Refused::of("invalid value")),
+            match &mut *self.is_known.lock().unwrap() {
+                Some(0) => return Ok(pid),
+                Some(looks) => *looks -= 1,
+                None => {}
             }
+            Err(Refused::of("invalid value"))
         }
         fn lock(&self, _: i32, _: Duration) -> Result<(), Refused> {
             self.to(State::Running, State::Locked)
@@ -252,11 +278,11 @@ mod tests {
     }
 
     /// What becomes of a process in this state, in which it is on its way to another one.
-    fn let_go(state: State, coming: Option<(u32, State)>, fails: Option<&'static str>) -> (Result<(), String>, State) {
+    fn let_go(state: State, coming: Option<(u32, State)>, fails: Option<&'static str>) -> (Result<(), Refused>, State) {
         let driver = Simulated {
             state: Mutex::new((state, coming)),
             fails,
-            is_known: true,
+            is_known: Mutex::new(Some(0)),
         };
         let own = std::process::id().cast_signed();
         let gone_on = Processes::new(&driver, vec![own], Duration::ZERO, Vec::new()).go_on(true);
@@ -280,13 +306,30 @@ mod tests {
     }
 
     #[test]
+    fn who_begins_when_threads_have_been_listed_is_not_locked() {
+        let own = std::process::id().cast_signed();
+        for (looks, passing) in [(0, None), (1, Some(true))] {
+            let driver = Simulated {
+                state: Mutex::new((State::Running, None)),
+                fails: None,
+                is_known: Mutex::new(Some(looks)),
+            };
+            let mut processes = Processes::new(&driver, vec![own], Duration::ZERO, Vec::new());
+            assert_eq!(processes.list().len(), usize::from(looks == 0));
+            assert_eq!(processes.lock().err().map(|e| e.passing), passing);
+            let locked = driver.state(own).unwrap() == State::Locked;
+            assert_eq!(locked, looks == 0);
+        }
+    }
+
+    #[test]
     fn whom_the_driver_does_not_know_after_a_restart_needs_nothing() {
         let own = std::process::id().cast_signed();
-        let restored = |state, fails, is_known| {
+        let restored = |state, fails, is_known: bool| {
             let driver = Simulated {
                 state: Mutex::new((state, None)),
                 fails,
-                is_known,
+                is_known: Mutex::new(is_known.then_some(0)),
             };
             Processes::new(&driver, vec![own], Duration::ZERO, Vec::new()).restore()
         };
@@ -315,7 +358,8 @@ mod tests {
         assert_eq!(state, State::Checkpointed);
         assert!(gone_on
             .unwrap_err()
+            .why
             .contains(&format!("process {}: out of memory", std::process::id())));
-        assert!(let_go(State::Failed, None, None).0.unwrap_err().contains("FAILED"));
+        assert!(let_go(State::Failed, None, None).0.unwrap_err().why.contains("FAILED"));
     }
 }
