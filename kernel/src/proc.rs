@@ -89,6 +89,8 @@ pub struct Stat {
     pub tty_nr: u64,
     pub tpgid: i32,
     pub num_threads: u32,
+    /// Page faults of all threads for which nothing was read from a disk.
+    pub minor_faults: u64,
     /// Processor time of all threads, clock ticks.
     pub ticks: u64,
     pub starttime: u64,
@@ -164,6 +166,7 @@ fn parse_stat(raw: &[u8]) -> Option<Stat> {
         tty_nr: unsigned(7)?,
         tpgid: signed(8)?,
         num_threads: field(20)?.parse().ok()?,
+        minor_faults: unsigned(10)?,
         ticks: unsigned(14)?.saturating_add(unsigned(15)?),
         starttime: unsigned(22)?,
         rss_pages: unsigned(24)?,

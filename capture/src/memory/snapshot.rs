@@ -37,6 +37,9 @@ pub(crate) struct Child {
     /// A thread of it, under which its memory is found.
     task: i32,
     maps: Vec<Map>,
+    /// When it was started, and its page faults when it was stopped.
+    starttime: u64,
+    faults: u64,
     resident_bytes: u64,
     /// Private pages of the process, in memory or swapped out.
     own_pages: u64,
@@ -218,6 +221,8 @@ impl Child {
             pid,
             task: draft.task,
             maps,
+            starttime: draft.stat.starttime,
+            faults: draft.stat.minor_faults,
             resident_bytes: draft.stat.rss_pages * PAGE,
             own_pages: (draft.kib("RssAnon") + draft.kib("VmSwap")) * 1024 / PAGE,
             early: Vec::new(),
@@ -459,6 +464,15 @@ impl Child {
     /// The process whose stored pages it refers to; 0: none.
     pub(crate) fn maker(&self) -> i32 {
         self.kin.maker
+    }
+
+    /// About how many pages the machine holds twice by now, for the copy and for the process: each that the process
+    /// writes is a page fault. Where it has ended the copy alone holds all.
+    pub(crate) fn copied(&self) -> u64 {
+        match proc::stat(self.pid).ok().filter(|s| s.starttime == self.starttime) {
+            Some(stat) => stat.minor_faults.saturating_sub(self.faults).min(self.own_pages),
+            None => self.own_pages,
+        }
     }
 
     /// Memory is short: so many threads write at most, as headroom has counted.

@@ -14,14 +14,18 @@ use crate::CaptureError;
 use belay_abi::inject::MAX_WRITERS;
 use belay_kernel::futex;
 use belay_storage::session::Session;
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU32;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long after one look the next one comes, where writers wait for a place that they are given, or for something
 /// that ends soon; and where nothing of that is so.
 const SOON: Duration = Duration::from_millis(1);
 const LATER: Duration = Duration::from_millis(5);
+
+/// How often processes are asked how much they have copied.
+const ASK: Duration = Duration::from_millis(100);
 
 /// Stores the memory of `children` by `writers` threads; what has become of each process goes to `stored`.
 pub(crate) fn all(
@@ -38,6 +42,7 @@ pub(crate) fn all(
             looks: Looks::begin(scope, writers.min(MAX_WRITERS as u32), children.len() > 1),
             writers,
             waiting: children.into(),
+            asked: Instant::now(),
             next: None,
             at_work: Vec::new(),
             leaving: Vec::new(),
@@ -60,6 +65,8 @@ struct All {
     looks: Looks,
     writers: u32,
     waiting: VecDeque<Child>,
+    /// When these were put in order.
+    asked: Instant,
     next: Option<Prepared>,
     at_work: Vec<AtWork>,
     leaving: Vec<AtWork>,
@@ -75,8 +82,15 @@ impl All {
         !self.at_work.is_empty() || !self.leaving.is_empty()
     }
 
-    /// Has the copy looked at whose turn is the next.
+    /// Has the copy looked at whose turn is the next: that of the process that has copied the most, so that memory is
+    /// free soon.
     fn look_ahead(&mut self, identities: &mut Identities) {
+        if self.asked.elapsed() >= ASK {
+            let waiting = self.waiting.make_contiguous();
+            let copied = copied(waiting.iter().map(|c| (c.pid(), c.maker(), c.copied())));
+            waiting.sort_by_key(|c| Reverse(copied.get(&c.pid()).copied()));
+            self.asked = Instant::now();
+        }
         let request = self.waiting.front_mut().and_then(|c| c.request(identities));
         request.into_iter().for_each(|r| self.looks.ask(r));
     }
@@ -178,5 +192,29 @@ impl All {
                 futex::wait_any(&words, 0, time);
             }
         }
+    }
+}
+
+/// What each of `processes` (its number, that of its maker, the pages that it has copied) counts by: who refers to the
+/// pages of its maker, which stands before it, counts no more than that one.
+fn copied(processes: impl Iterator<Item = (i32, i32, u64)>) -> HashMap<i32, u64> {
+    let mut out = HashMap::new();
+    for (pid, maker, copied) in processes {
+        let most = out.get(&maker).copied().unwrap_or(u64::MAX);
+        out.insert(pid, copied.min(most));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_copied_most_comes_first_but_not_before_its_maker() {
+        let mut waiting = [(1, 0, 5), (2, 1, 900), (3, 2, 800), (4, 0, 70), (5, 4, 60), (6, 9, 600)];
+        let copied = copied(waiting.iter().copied());
+        waiting.sort_by_key(|(pid, ..)| Reverse(copied.get(pid).copied()));
+        assert_eq!(waiting.map(|(pid, ..)| pid), [6, 4, 5, 1, 2, 3]);
     }
 }
