@@ -47,12 +47,23 @@ pub(crate) struct Work {
     lent: usize,
     /// and how many are to be before a writer asks, so that none waits.
     ahead: usize,
-    /// Those that have been given back.
+    /// Those that have been given back, how many, and how many before the first that has not.
     back: Vec<bool>,
+    given_back: usize,
+    first_out: usize,
+    /// Pages in these.
+    counted: u64,
     /// Offset of each writer's extents.
     tables: Vec<u64>,
     /// Room for this many extents in each.
     capacity: u64,
+}
+
+impl Work {
+    /// Pages in the loans that have been given back.
+    pub(crate) fn counted(&self) -> u64 {
+        self.counted
+    }
 }
 
 /// Memory shared with a snapshot child, by way of a memfd.
@@ -128,7 +139,7 @@ impl ControlMemory {
         unsafe { (&raw mut (*self.control()).writer).cast::<Writer>().add(k) }
     }
 
-    /// Lays out the work and sets the child going. [`Self::serve`] lends what is to be lent, of it so many loans `ahead`.
+    /// Lays out the work and sets the child going. [`Self::lend`] lends what is to be lent, so many loans `ahead`.
     pub(crate) fn start(
         &mut self,
         ranges: &[Range],
@@ -155,6 +166,9 @@ impl ControlMemory {
             lent: 0,
             ahead,
             back: vec![false; loans.len()],
+            given_back: 0,
+            first_out: 0,
+            counted: 0,
             tables: (0..writers)
                 .map(|_| place(capacity * size_of::<StoredExtent>() as u64))
                 .collect(),
@@ -266,6 +280,11 @@ impl ControlMemory {
         let hashes = unsafe { std::slice::from_raw_parts(self.base.add(hashes as usize).cast::<u128>(), used as usize) };
         session.give_back(lent.id, hashes.iter().copied())?;
         work.back[i] = true;
+        work.given_back += 1;
+        work.counted += u64::from(used);
+        while work.back.get(work.first_out) == Some(&true) {
+            work.first_out += 1;
+        }
         Ok(())
     }
 
@@ -279,24 +298,30 @@ impl ControlMemory {
         Ok(())
     }
 
-    /// Lends what the writers wait for, as far as there are places, and takes back one of the loans that they are done
-    /// with. Whether there was one.
-    pub(crate) fn serve(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<bool, CaptureError> {
-        self.lend(work, session)?;
+    /// Takes back one of the loans that the writers are done with. Whether there was one.
+    pub(crate) fn take_back_one(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<bool, CaptureError> {
         // SAFETY: the mapping is live; this is an atomic.
         let is_done = |i: &usize| !work.back[*i] && unsafe { (*self.loan(work, *i)).done.load(Acquire) } == 1;
-        let Some(i) = (0..work.lent).find(is_done) else {
+        let Some(i) = (work.first_out..work.lent).find(is_done) else {
             return Ok(false);
         };
         self.give_back(work, i, pid, session)?;
         Ok(true)
     }
 
-    fn lend(&self, work: &mut Work, session: &mut Session) -> Result<(), CaptureError> {
+    /// Lends what the writers wait for or are about to, as far as there are places. A writer that has failed is told of
+    /// here: others may wait for what it holds.
+    pub(crate) fn lend(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
+        for k in 0..work.tables.len() {
+            self.look_for_failure(k, pid, session)?;
+        }
         let head = self.control();
         // SAFETY: as above.
         let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
-        while work.lent < work.loans.len().min(wanted.saturating_add(work.ahead)) {
+        // Each loan is an open file of the agent. One that a writer fills, one ahead, and one to be taken back, for each
+        // writer: so many are enough.
+        let open = work.given_back + 3 * work.tables.len();
+        while work.lent < work.loans.len().min(wanted.saturating_add(work.ahead)).min(open) {
             let Some((fd, direct)) = session.place_loan(work.loans[work.lent].0.id)? else {
                 return Ok(());
             };
@@ -310,6 +335,16 @@ impl ControlMemory {
             }
         }
         Ok(())
+    }
+
+    /// Why writer `k` has failed, where it has.
+    fn look_for_failure(&self, k: usize, pid: i32, session: &Session) -> Result<(), CaptureError> {
+        // SAFETY: the head is mapped; this is an atomic.
+        match unsafe { (*self.writer(k)).error.load(Acquire) } {
+            0 => Ok(()),
+            libc::EDQUOT => Err(session.no_room().into()),
+            error => Err(failed(pid, std::io::Error::from_raw_os_error(error).to_string())),
+        }
     }
 
     /// Checks the results of the child, which has ended, and takes its chunks and extents over. What the child may have
@@ -333,11 +368,7 @@ impl ControlMemory {
             let mut extents = Vec::new();
             for (k, table) in work.tables.iter().enumerate() {
                 let w = self.writer(k);
-                match (*w).error.load(Acquire) {
-                    0 => {}
-                    libc::EDQUOT => return Err(session.no_room().into()),
-                    error => return Err(fail(std::io::Error::from_raw_os_error(error).to_string())),
-                }
+                self.look_for_failure(k, pid, session)?;
                 if (*w).done.load(Acquire) == 0 {
                     return Err(ended_early(pid));
                 }

@@ -26,6 +26,7 @@ use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
+use std::cell::Cell;
 use std::os::fd::AsFd;
 
 const PAGE: u64 = 4096;
@@ -43,8 +44,9 @@ pub(crate) struct Child {
     resident_bytes: u64,
     /// Private pages of the process, in memory or swapped out.
     own_pages: u64,
-    /// Where the agent itself has stored pages.
+    /// Where the agent itself has stored pages, and how many of these are among its own.
     early: Vec<Extent>,
+    early_own: u64,
     /// Mappings that the child did not inherit, or whose contents it did not (MADV_DONTFORK, MADV_WIPEONFORK).
     not_inherited: Vec<u64>,
     /// Starts of the mappings that it did not inherit at all, in ascending order.
@@ -96,6 +98,8 @@ pub(crate) struct Progress<'a> {
     report: &'a dyn Fn(u64, u64),
     done: u64,
     expected: u64,
+    /// What was told last: several are written at once, and not all are counted each time.
+    told: Cell<u64>,
 }
 
 impl<'a> Progress<'a> {
@@ -104,6 +108,7 @@ impl<'a> Progress<'a> {
             report,
             done: 0,
             expected: 0,
+            told: Cell::new(0),
         }
     }
 
@@ -119,7 +124,8 @@ impl<'a> Progress<'a> {
 
     /// `current` bytes of what is not done yet have been dealt with.
     pub(crate) fn now(&self, current: u64) {
-        let done = self.done + current;
+        let done = self.told.get().max(self.done + current);
+        self.told.set(done);
         (self.report)(done, self.expected.max(done));
     }
 }
@@ -226,6 +232,7 @@ impl Child {
             resident_bytes: draft.stat.rss_pages * PAGE,
             own_pages: (draft.kib("RssAnon") + draft.kib("VmSwap")) * 1024 / PAGE,
             early: Vec::new(),
+            early_own: 0,
             not_inherited: Vec::new(),
             missing_in_child: Vec::new(),
             snapshot: None,
@@ -360,6 +367,9 @@ impl Child {
                 Pages::None => pagemap.guards(start, end, guards),
             }
             .map_err(fail)?;
+            if mappings::pages(map) == Pages::Own && mappings::huge(map).is_none() {
+                self.early_own += ranges.iter().map(|(start, end)| (end - start) / PAGE).sum::<u64>();
+            }
             for range in ranges {
                 reader::store(session, &memory, range, mappings::zeros_count(map), &mut self.early)?;
             }
@@ -379,9 +389,10 @@ impl Child {
 
     /// Pages that its writers will deal with.
     pub(crate) fn pages(&self) -> u64 {
-        let early = self.early.iter().map(Extent::pages).sum::<u64>();
         match self.snapshot {
-            Some(_) => self.own_pages.saturating_sub(early + self.clean.pages() + self.kin.pages()),
+            Some(_) => self
+                .own_pages
+                .saturating_sub(self.early_own + self.clean.pages() + self.kin.pages()),
             None => 0,
         }
     }

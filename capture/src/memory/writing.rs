@@ -41,12 +41,15 @@ pub(crate) fn all(
         let mut all = All {
             looks: Looks::begin(scope, writers.min(MAX_WRITERS as u32), children.len() > 1),
             writers,
+            most: session.borrowers(children.iter().map(Child::pages).sum()),
             waiting: children.into(),
             asked: Instant::now(),
             next: None,
             at_work: Vec::new(),
             leaving: Vec::new(),
+            served: 0,
         };
+        all.put_in_order();
         all.look_ahead(identities);
         while !all.is_over() {
             for done in all.turn(session, identities, progress)? {
@@ -64,12 +67,16 @@ pub(crate) fn all(
 struct All {
     looks: Looks,
     writers: u32,
+    /// Most copies that write at once.
+    most: usize,
     waiting: VecDeque<Child>,
     /// When these were put in order.
     asked: Instant,
     next: Option<Prepared>,
     at_work: Vec<AtWork>,
     leaving: Vec<AtWork>,
+    /// Of whom a loan was taken back last.
+    served: usize,
 }
 
 impl All {
@@ -82,14 +89,19 @@ impl All {
         !self.at_work.is_empty() || !self.leaving.is_empty()
     }
 
-    /// Has the copy looked at whose turn is the next: that of the process that has copied the most, so that memory is
-    /// free soon.
+    /// Puts those that wait in order: first who has copied the most, so that memory is free soon, and of others the
+    /// largest, so that its writers do not work alone at the end.
+    fn put_in_order(&mut self) {
+        let waiting = self.waiting.make_contiguous();
+        let weights = weights(waiting.iter().map(|c| (c.pid(), c.maker(), (c.copied(), c.pages()))));
+        waiting.sort_by_key(|c| Reverse(weights.get(&c.pid()).copied()));
+        self.asked = Instant::now();
+    }
+
+    /// Has the copy looked at whose turn is the next.
     fn look_ahead(&mut self, identities: &mut Identities) {
         if self.asked.elapsed() >= ASK {
-            let waiting = self.waiting.make_contiguous();
-            let copied = copied(waiting.iter().map(|c| (c.pid(), c.maker(), c.copied())));
-            waiting.sort_by_key(|c| Reverse(copied.get(&c.pid()).copied()));
-            self.asked = Instant::now();
+            self.put_in_order();
         }
         let request = self.waiting.front_mut().and_then(|c| c.request(identities));
         request.into_iter().for_each(|r| self.looks.ask(r));
@@ -104,26 +116,52 @@ impl All {
     ) -> Result<Vec<Stored>, CaptureError> {
         let mut out = Vec::new();
         // Whose writers are done leaves them to the next one before anything else.
-        let (done, at_work): (Vec<_>, Vec<_>) = std::mem::take(&mut self.at_work).into_iter().partition(AtWork::is_done);
+        let (mut done, at_work): (Vec<_>, Vec<_>) = std::mem::take(&mut self.at_work).into_iter().partition(AtWork::is_done);
+        done.iter_mut().for_each(AtWork::written_by_now);
         self.at_work = at_work;
-        let unsettled = self.leaving.len();
+        let mut came_further = !done.is_empty();
         self.leaving.extend(done);
-        let begun = self.begin_next((session, identities), progress, &mut out)?;
-        let settled = self.leaving.len() > unsettled;
-        self.leaving[unsettled..].iter_mut().for_each(|w| w.settle(session, progress));
-        let (gone, leaving): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving).into_iter().partition(AtWork::is_gone);
-        self.leaving = leaving;
-        for work in gone {
-            out.push(work.collect(session)?);
-        }
-        let mut served = false;
-        for work in &mut self.at_work {
-            served |= work.serve(session)?;
-        }
-        if !begun && !settled && !served && out.is_empty() {
+        came_further |= self.begin_next((session, identities), progress, &mut out)?;
+        came_further |= self.serve(session)?;
+        came_further |= self.settle_one(session, progress)?;
+        if let Some(at) = self.leaving.iter().position(|w| w.is_settled() && w.is_gone()) {
+            out.push(self.leaving.remove(at).collect(session)?);
+        } else if !came_further && out.is_empty() {
             self.wait(session);
         }
         Ok(out)
+    }
+
+    /// Gives all writers the room that they want, and takes back a part of what they are done with, for which a disk may
+    /// have to be waited for. Whether there was any.
+    fn serve(&mut self, session: &mut Session) -> Result<bool, CaptureError> {
+        for work in &mut self.at_work {
+            work.lend(session)?;
+        }
+        // Each in its turn.
+        let all = self.at_work.len() + self.leaving.len();
+        for _ in 0..all {
+            self.served = (self.served + 1) % all;
+            let mut both = self.at_work.iter_mut().chain(&mut self.leaving);
+            if both.nth(self.served).map_or(Ok(false), |w| w.take_back_one(session))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Settles one whose writers are done, where there is one that may be.
+    fn settle_one(&mut self, session: &mut Session, progress: &Progress<'_>) -> Result<bool, CaptureError> {
+        let may = |w: &AtWork| !w.is_settled() && (!w.needs_agent() || self.at_work.is_empty());
+        let Some(at) = self.leaving.iter().position(may) else {
+            return Ok(false);
+        };
+        if self.leaving[at].needs_agent() {
+            // What the agent stores counts beside all that has been written.
+            self.leaving.iter_mut().try_for_each(|w| w.take_back(session))?;
+        }
+        self.leaving[at].settle(session, progress);
+        Ok(true)
     }
 
     /// Begins with the next one, where it may; what is stored without writers goes to `out`. Whether it has.
@@ -138,18 +176,38 @@ impl All {
             prepared => prepared,
         };
         let Some(next) = next else { return Ok(false) };
-        let busy: u32 = self.at_work.iter().map(AtWork::writers).sum();
-        let writers = self.share().min(self.writers.saturating_sub(busy));
-        let beside = !next.is_alone() && writers > 0 && session.may_lend(next.pages(), writers);
-        if self.is_busy() && !beside {
+        let Some(writers) = self.writers_for(&next, session) else {
             self.next = Some(next);
             return Ok(false);
-        }
-        match next.begin(session, writers.max(1), progress)? {
+        };
+        match next.begin(session, writers, progress)? {
             Begun::AtWork(work) => self.at_work.push(*work),
             Begun::Stored(stored) => out.push(*stored),
         }
         Ok(true)
+    }
+
+    /// With how many threads the next one may begin now, if it may.
+    fn writers_for(&self, next: &Prepared, session: &Session) -> Option<u32> {
+        if next.is_alone() {
+            return (!self.is_busy()).then_some(self.writers);
+        }
+        let busy: u32 = self.at_work.iter().map(AtWork::writers).sum();
+        let free = self.writers.saturating_sub(busy);
+        let (pages, uncounted): (Vec<u64>, Vec<u64>) = self.at_work.iter().chain(&self.leaving).map(AtWork::pages).unzip();
+        let others = pages.iter().sum::<u64>() + self.waiting.iter().map(Child::pages).sum::<u64>();
+        let share = share(self.writers, next.pages(), others);
+        let needs_agent = self
+            .at_work
+            .iter()
+            .chain(&self.leaving)
+            .any(|w| w.needs_agent() && !w.is_settled());
+        let beside = !needs_agent
+            && self.at_work.len() < self.most
+            // With fewer it would have them to its end.
+            && 2 * free >= share
+            && session.may_lend(next.pages(), uncounted.iter().sum());
+        (beside || !self.is_busy()).then_some(share.min(free))
     }
 
     /// The next one, where it is known what is to be stored of it.
@@ -171,12 +229,6 @@ impl All {
         Ok(next)
     }
 
-    /// How many threads one copy is to have: the fewer wait, the more.
-    fn share(&self) -> u32 {
-        let copies = u32::try_from(self.waiting.len() + 1).unwrap_or(u32::MAX);
-        self.writers.div_ceil(copies).clamp(2, MAX_WRITERS as u32)
-    }
-
     /// Waits until something may have come further.
     fn wait(&self, session: &Session) {
         let looks = self.next.is_none() && !self.waiting.is_empty();
@@ -195,13 +247,20 @@ impl All {
     }
 }
 
-/// What each of `processes` (its number, that of its maker, the pages that it has copied) counts by: who refers to the
-/// pages of its maker, which stands before it, counts no more than that one.
-fn copied(processes: impl Iterator<Item = (i32, i32, u64)>) -> HashMap<i32, u64> {
-    let mut out = HashMap::new();
-    for (pid, maker, copied) in processes {
-        let most = out.get(&maker).copied().unwrap_or(u64::MAX);
-        out.insert(pid, copied.min(most));
+/// How many of `writers` threads one copy is to have with `pages` pages to store, where the others have so many.
+fn share(writers: u32, pages: u64, others: u64) -> u32 {
+    let part = (u64::from(writers) * pages).div_ceil((pages + others).max(1));
+    let most = writers.min(MAX_WRITERS as u32);
+    u32::try_from(part).unwrap_or(most).clamp(most.min(2), most)
+}
+
+/// What each of `processes` (its number, that of its maker, what speaks for it) counts by: who refers to the pages of
+/// its maker, which stands before it, counts no more than that one.
+fn weights<T: Ord + Copy>(processes: impl Iterator<Item = (i32, i32, T)>) -> HashMap<i32, T> {
+    let mut out: HashMap<i32, T> = HashMap::new();
+    for (pid, maker, own) in processes {
+        let most = out.get(&maker).copied().unwrap_or(own);
+        out.insert(pid, own.min(most));
     }
     out
 }
@@ -213,8 +272,25 @@ mod tests {
     #[test]
     fn who_has_copied_most_comes_first_but_not_before_its_maker() {
         let mut waiting = [(1, 0, 5), (2, 1, 900), (3, 2, 800), (4, 0, 70), (5, 4, 60), (6, 9, 600)];
-        let copied = copied(waiting.iter().copied());
-        waiting.sort_by_key(|(pid, ..)| Reverse(copied.get(pid).copied()));
+        let weights = weights(waiting.iter().copied());
+        waiting.sort_by_key(|(pid, ..)| Reverse(weights.get(pid).copied()));
         assert_eq!(waiting.map(|(pid, ..)| pid), [6, 4, 5, 1, 2, 3]);
+    }
+
+    #[test]
+    fn writers_are_shared_by_what_there_is_to_write() {
+        // One of sixteen alike, the last but three of them, a large one beside a small one, that one, one alone.
+        let cases = [
+            (8, 100, 1500, 2),
+            (8, 100, 300, 2),
+            (8, 10_000, 100, 8),
+            (8, 100, 10_000, 2),
+            (64, 100, 0, 8),
+            (2, 1, 0, 2),
+        ];
+        for (writers, pages, others, expected) in cases {
+            assert_eq!(share(writers, pages, others), expected, "{pages} beside {others}");
+        }
+        assert_eq!((share(1, 5, 5), share(8, 0, 0)), (1, 2));
     }
 }

@@ -57,39 +57,38 @@ impl Session {
     /// Number of threads that should write `pages` pages, of at most `most`. Each holds a chunk of its own, so where
     /// room is limited one of them could find none while another has plenty.
     pub fn writers(&self, pages: u64, most: u32) -> u32 {
-        if pages < SMALL_PAGES || !self.has_room(pages, most) {
-            1
-        } else {
-            most.max(1)
+        if pages < SMALL_PAGES {
+            return 1;
         }
+        let spare = self.room_left().map_or(u64::MAX, |left| left.saturating_sub(pages));
+        let others = spare / u64::from(self.chunk_pages);
+        u32::try_from(others.saturating_add(1)).unwrap_or(u32::MAX).min(most).max(1)
     }
 
-    /// Whether `pages` pages can be lent to `writers` threads while others have loans.
-    pub fn may_lend(&self, pages: u64, writers: u32) -> bool {
-        let lent = self.lent();
-        lent == 0 || (self.has_room(pages, writers) && self.index_growth(lent + pages) == 0)
+    /// Whether `pages` pages can be lent while others, who still have `uncounted` pages to store, have loans.
+    pub fn may_lend(&self, pages: u64, uncounted: u64) -> bool {
+        let fits = self.room_left().is_none_or(|left| pages <= left);
+        self.lent == 0 || (fits && self.index_growth(uncounted + pages) == 0)
     }
 
-    /// Whether `pages` pages fit, even if each of `writers` threads but the last leaves a chunk empty.
-    fn has_room(&self, pages: u64, writers: u32) -> bool {
-        let wanted = pages + u64::from(writers.saturating_sub(1)) * u64::from(self.chunk_pages);
-        self.room_left().is_none_or(|left| wanted <= left)
+    /// How many should borrow at once where `pages` are to be stored in all: each leaves a chunk that is not full.
+    pub fn borrowers(&self, pages: u64) -> usize {
+        let most = pages / u64::from(self.chunk_pages.div_ceil(4)) + 1;
+        usize::try_from(most).unwrap_or(usize::MAX)
     }
 
     /// Pages that may still be lent, where room is limited.
     fn room_left(&self) -> Option<u64> {
-        let taken = self.written() + self.lent();
+        let taken = self.written() + self.lent;
         self.room.map(|(room, _)| room.saturating_sub(taken))
-    }
-
-    /// Pages that writers may still fill.
-    fn lent(&self) -> u64 {
-        self.chunks.iter().map(|c| u64::from(c.lent)).sum()
     }
 
     /// Room for `pages` pages written by `writers` threads that each fill one loan after the other. Give each loan back.
     pub fn lend(&mut self, pages: u64, writers: u32) -> Result<Vec<Loan>, StorageError> {
-        self.reserve_index(self.lent() + pages);
+        // See `may_lend`.
+        if self.lent == 0 {
+            self.reserve_index(pages);
+        }
         let mut budget = self.room_left().unwrap_or(u64::MAX);
         // While one writer has work left, each of the others can hold a loan that it does not fill.
         let mut wanted = pages + u64::from(writers - 1) * u64::from(self.chunk_pages);
@@ -108,9 +107,13 @@ impl Session {
             }
             pages > 0
         };
-        for c in self.chunks.iter_mut().filter(|c| c.is_open() && c.lent == 0) {
-            if wanted > 0 {
-                lend(c, &mut wanted);
+        // Those first that have a place: who waits for one must not hold another that it comes to only later, since
+        // that may be the place.
+        for placed in [true, false] {
+            for c in self.chunks.iter_mut().filter(|c| c.is_open() && c.lent == 0) {
+                if wanted > 0 && c.file().is_some() == placed {
+                    lend(c, &mut wanted);
+                }
             }
         }
         while wanted > 0 {
@@ -120,6 +123,7 @@ impl Session {
                 break;
             }
         }
+        self.lent += loans.iter().map(|l| u64::from(l.pages)).sum::<u64>();
         Ok(loans)
     }
 
@@ -129,7 +133,7 @@ impl Session {
             return Ok(());
         };
         let c = &mut self.chunks[at];
-        c.lent = 0;
+        self.lent -= u64::from(std::mem::take(&mut c.lent));
         let before = c.hashes.len();
         c.hashes.extend(hashes);
         let new = &c.hashes[before..];

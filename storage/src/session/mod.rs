@@ -83,6 +83,8 @@ pub struct Session {
     /// Pages of chunks do not stay in the page cache.
     frugal: bool,
     chunks: Vec<New>,
+    /// Pages that writers have been lent.
+    lent: u64,
     held: Held,
     pub(crate) live: BTreeMap<u32, ChunkEntry>,
     pub(crate) index: Option<Index>,
@@ -137,6 +139,7 @@ impl Session {
             room: limit.map(pages_within),
             frugal: false,
             chunks: Vec::new(),
+            lent: 0,
             held: Held::default(),
             live,
             index,
@@ -160,6 +163,7 @@ impl Session {
             index.forget_others(&self.live.keys().copied().collect());
         }
         self.chunks.clear();
+        self.lent = 0;
         self.tables.clear();
         self.stats = Stats::default();
     }
@@ -360,8 +364,11 @@ impl Session {
         c.hashes.push(hash);
         self.stats.written += 1;
         let id = c.id;
-        self.reserve_index(1);
-        if let Some(index) = &mut self.index {
+        // Writers find the table by the agent's descriptor of it: it is not made anew while any is at work.
+        if self.lent == 0 {
+            self.reserve_index(1);
+        }
+        if let Some(index) = self.index.as_mut().filter(|i| i.growth(1) == 0) {
             index.insert(hash, id, page);
         }
         Ok((id, page))

@@ -41,7 +41,11 @@ pub(crate) struct AtWork {
     copy: SnapshotChild,
     work: Work,
     writers: u32,
+    pages: u64,
     ranges: Vec<Range>,
+    /// What its writers could not read.
+    refused: Vec<Range>,
+    settled: bool,
     later: Vec<Range>,
     table: Vec<Extent>,
     /// What the agent has read itself.
@@ -141,7 +145,10 @@ impl Prepared {
             copy,
             work,
             writers,
+            pages,
             ranges,
+            refused: Vec::new(),
+            settled: false,
             later,
             table,
             read: Ok(LeftOuts::default()),
@@ -165,9 +172,29 @@ impl AtWork {
         self.copy.control.written(&self.work)
     }
 
-    /// Gives the writers what they want and takes back what they are done with; whether there was something to take.
-    pub(crate) fn serve(&mut self, session: &mut Session) -> Result<bool, CaptureError> {
-        self.copy.control.serve(&mut self.work, self.child.pid, session)
+    /// Pages that it has to store, and those of them of which the store does not know yet.
+    pub(crate) fn pages(&self) -> (u64, u64) {
+        (self.pages, self.pages.saturating_sub(self.work.counted()))
+    }
+
+    /// Gives the writers the room that they want.
+    pub(crate) fn lend(&mut self, session: &mut Session) -> Result<(), CaptureError> {
+        self.copy.control.lend(&mut self.work, self.child.pid, session)
+    }
+
+    /// Takes back room that they are done with, as far as it was lent at once; whether there was some.
+    pub(crate) fn take_back_one(&mut self, session: &mut Session) -> Result<bool, CaptureError> {
+        self.copy.control.take_back_one(&mut self.work, self.child.pid, session)
+    }
+
+    /// Takes back all, when the writers are done.
+    pub(crate) fn take_back(&mut self, session: &mut Session) -> Result<(), CaptureError> {
+        self.copy.control.take_back(&mut self.work, self.child.pid, session)
+    }
+
+    /// The agent is to read some of it when its writers are done, or to wait for the program.
+    pub(crate) fn needs_agent(&self) -> bool {
+        !self.refused.is_empty() || !self.later.is_empty()
     }
 
     /// See [`control::ControlMemory::done_word`].
@@ -190,20 +217,28 @@ impl AtWork {
         pidfd::gone_within(self.copy.pidfd.as_fd(), limit);
     }
 
-    /// The writers are done: reads what they could not, and what was to wait, and lets the copy end.
+    /// The writers are done: what they could not read is known.
+    pub(crate) fn written_by_now(&mut self) {
+        let refused = self.copy.control.refused(&self.work).into_iter();
+        self.refused = refused.filter_map(|i| self.ranges.get(i).copied()).collect();
+    }
+
+    /// Whether [`AtWork::settle`] has been called.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Reads what the writers could not, and what was to wait, and lets the copy end. Where it [`AtWork::needs_agent`],
+    /// all room has been taken back from everybody.
     pub(crate) fn settle(&mut self, session: &mut Session, progress: &Progress<'_>) {
+        self.settled = true;
         self.read = self.read_rest(session, progress);
         self.copy.control.release();
     }
 
     fn read_rest(&mut self, session: &mut Session, progress: &Progress<'_>) -> Result<LeftOuts, CaptureError> {
-        let refused = self.copy.control.refused(&self.work);
-        let refused: Vec<Range> = refused.into_iter().filter_map(|i| self.ranges.get(i).copied()).collect();
         let (child, copy, table) = (&mut self.child, self.copy.pid, &mut self.table);
-        if !refused.is_empty() || !self.later.is_empty() {
-            self.copy.control.take_back(&mut self.work, child.pid, session)?;
-            child.read_for(copy, session, &refused, table, progress)?;
-        }
+        child.read_for(copy, session, &self.refused, table, progress)?;
         let left_out = child.store_later(copy, session, &self.later, table, progress)?;
         child.read_flags(copy)?;
         Ok(left_out)

@@ -388,3 +388,29 @@ fn a_chunk_that_nobody_writes_makes_room_for_who_waits() {
     assert_eq!(files(&s.0.join("mem")), [""; 0]);
     assert!(read(&Store::of_job(&s.job()), &committed) == memory);
 }
+
+#[test]
+fn who_waits_for_a_place_holds_none_that_it_comes_to_later() {
+    let s = Scratch::new("order");
+    let mut engine = engine(&s, 1, 0, Policy::FastestOnly, None);
+    let mover = engine.mover().unwrap().clone();
+    let mut session = engine.begin(0).unwrap();
+    let first = session.lend(16, 1).unwrap();
+    let second = session.lend(16, 1).unwrap();
+    // The first one found all that it had in the store, and has asked for no place; the second has half filled one.
+    assert!(session.place_loan(second[0].id).unwrap().is_some());
+    let memory = Scratch::memory(3, 3);
+    let hashes: Vec<u128> = memory.chunks(PAGE as usize).map(crate::hash).collect();
+    for loan in &first {
+        session.give_back(loan.id, std::iter::empty()).unwrap();
+    }
+    for loan in &second {
+        let used = if loan.id == second[0].id { hashes.clone() } else { Vec::new() };
+        session.give_back(loan.id, used.into_iter()).unwrap();
+    }
+    let third = session.lend(24, 1).unwrap();
+    assert_eq!((third[0].id, third.len() > 1), (second[0].id, true));
+    drop(session);
+    mover.drain();
+    mover.stop();
+}
