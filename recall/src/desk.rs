@@ -84,10 +84,12 @@ pub(crate) struct Desk {
     removing: u32,
     /// and have been.
     removed: u64,
-    /// Counts copies down that have failed,
-    pub(crate) failed: u64,
-    /// and why the last one has.
-    failure: Option<(String, i32)>,
+    /// The last copy that has been handed out: numbers of copies only grow.
+    pub(crate) handed: u64,
+    /// Counts copies down that have failed.
+    failed: u64,
+    /// Of those the one handed out last: its number, what it was, and why.
+    failure: Option<(u64, String, i32)>,
     /// Calls that wait for everything to be flushed.
     pub(crate) waiters: u32,
     pub(crate) ended: bool,
@@ -145,6 +147,7 @@ impl Shared {
             stuck: Vec::new(),
             removing: 0,
             removed: 0,
+            handed: 0,
             failed: 0,
             failure: None,
             waiters: 0,
@@ -241,6 +244,7 @@ impl Shared {
             desk.fault = Some(format!("a copy of version {}, which nobody has put", job.version.0));
             return;
         };
+        desk.handed = desk.handed.max(job.id);
         let stop = Arc::new(AtomicBool::new(false));
         let (from, to, lane) = match job.copy {
             Copy::Put { to } => (Side::Program, self.side(desk, job.version, to), None),
@@ -436,13 +440,18 @@ impl Desk {
             _ => libc::EIO,
         };
         self.failed += 1;
-        self.failure = Some((format!("flush version {}", job.version.0), number));
+        // Lanes end in any order.
+        if self.failure.as_ref().is_none_or(|(id, ..)| *id < job.id) {
+            self.failure = Some((job.id, format!("flush version {}", job.version.0), number));
+        }
     }
 
-    /// Why the last copy down that failed did.
-    pub(crate) fn failure(&self) -> HistoryError {
-        let (what, number) = self.failure.clone().unwrap_or_default();
-        HistoryError::io(what)(io::Error::from_raw_os_error(number))
+    /// Fails if a copy down has that was handed out after this one.
+    pub(crate) fn failure(&self, after: u64) -> Result<(), HistoryError> {
+        match &self.failure {
+            Some((id, what, number)) if *id > after => Err(HistoryError::io(what)(io::Error::from_raw_os_error(*number))),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn is_known(&self, version: u64) -> bool {

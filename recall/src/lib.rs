@@ -195,8 +195,8 @@ impl History {
         desk.fault()
     }
 
-    /// Waits until all that has been put is so far down. An error is that of the first copy that fails meanwhile;
-    /// nothing is lost with it.
+    /// Waits until all that has been put is so far down. An error is that of a copy that has begun and failed meanwhile;
+    /// nothing is lost with it. One that was under way before and fails is tried again first.
     pub fn wait(&self, level: Level) -> Result<(), HistoryError> {
         self.flush(level)?;
         match level {
@@ -215,7 +215,8 @@ impl History {
     fn flush(&self, level: Level) -> Result<(), HistoryError> {
         let mut desk = self.desk()?;
         let tier = self.shared.tier(level);
-        let failed = desk.failed;
+        // What fails of before says nothing of now, and `close` has no other call to try again.
+        let before = desk.handed;
         desk.waiters += 1;
         desk.planner.flush(true);
         self.shared.poll(&mut desk);
@@ -226,8 +227,8 @@ impl History {
             if desk.planner.is_flushed(tier) {
                 break Ok(());
             }
-            if desk.failed > failed {
-                break Err(desk.failure());
+            if let Err(e) = desk.failure(before) {
+                break Err(e);
             }
             desk = self.shared.pause(desk);
         };

@@ -293,6 +293,50 @@ fn a_device_whose_copies_fail_loses_nothing() {
 }
 
 #[test]
+fn a_copy_that_began_before_a_wait_and_fails_is_tried_again() {
+    for level in [Some(Level::Host), Some(Level::Local), None] {
+        let dir = Dir::new("before");
+        // A copy takes 0.2 seconds.
+        let device = Arc::new(Slow::new(MIB, 1e6).unwrap());
+        let history = History::open(Options {
+            device: Some(device.clone()),
+            ..dir.options(2 * MIB)
+        })
+        .unwrap();
+        // The first copy does, and the second does not.
+        device.fail(2);
+        put(&history, 1, 200_000);
+        match level {
+            Some(level) => history.wait(level).unwrap(),
+            None => history.close().unwrap(),
+        }
+        if level != Some(Level::Host) {
+            assert_eq!(dir.files().len(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_wait_on_a_device_whose_copies_all_fail_says_so() {
+    let dir = Dir::new("all");
+    let device = Arc::new(Slow::new(MIB, 1e9).unwrap());
+    let history = History::open(Options {
+        device: Some(device.clone()),
+        ..dir.options(2 * MIB)
+    })
+    .unwrap();
+    device.fail(1);
+    put(&history, 1, 200_000);
+    for _ in 0..2 {
+        let end = history.wait(Level::Local);
+        assert!(matches!(&end, Err(e) if e.errno() == libc::EIO), "{end:?}");
+    }
+    device.fail(0);
+    history.wait(Level::Local).unwrap();
+    get(&history, 1, 200_000, After::Discard).unwrap();
+}
+
+#[test]
 fn a_child_is_refused_and_leaves_the_history_alone() {
     let dir = Dir::new("fork");
     let history = History::open(dir.options(2 * MIB)).unwrap();
