@@ -58,6 +58,12 @@ pub fn cont(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize).map(drop)
 }
 
+/// Whether the kernel sends the signal for what an instruction does. (SIGTRAP and SIGSYS, which it also does, follow the
+/// instruction.)
+pub fn is_for_instruction(signal: i32) -> bool {
+    matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE)
+}
+
 /// Continues a stopped task, and waits for the stop to which it comes before it executes an instruction. When it goes on from
 /// there the kernel looks at the call that it is to begin anew, which it does not at the end of a call that it has issued for us.
 pub fn leave_call(tid: i32) -> io::Result<Event> {

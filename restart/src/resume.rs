@@ -103,13 +103,18 @@ impl Stopped<'_> {
             )));
         }
         let masks: Vec<u64> = those.iter().map(|tid| ptrace::get_sigmask(*tid)).collect::<io::Result<_>>()?;
-        // What cannot be blocked is kept for later.
+        // What cannot be blocked is kept for later, unless an instruction would only bring it again.
         let kept: RefCell<Vec<(i32, i32)>> = RefCell::default();
         let pass = |tid: i32, event: Event| {
-            if let Event::Signal(signal) = event {
-                kept.borrow_mut().push((tid, signal));
-            }
-            ptrace::cont(tid, 0)
+            let signal = match event {
+                Event::Signal(signal) if ptrace::is_for_instruction(signal) => signal,
+                Event::Signal(signal) => {
+                    kept.borrow_mut().push((tid, signal));
+                    0
+                }
+                _ => 0,
+            };
+            ptrace::cont(tid, signal)
         };
         for tid in &those {
             ptrace::set_sigmask(*tid, u64::MAX)?;

@@ -372,12 +372,18 @@ impl Task {
         }
     }
 
-    /// Lets it run on past a stop. A signal that cannot be blocked is kept for later.
+    /// Lets it run on past a stop. A signal that cannot be blocked is kept for later, unless it is for an instruction, which
+    /// would only bring it again.
     pub(crate) fn pass(&mut self, event: Event) {
-        if let Event::Signal(signal) = event {
-            self.deferred = signal;
-        }
-        drop(ptrace::cont(self.tid, 0));
+        let signal = match event {
+            Event::Signal(signal) if ptrace::is_for_instruction(signal) => signal,
+            Event::Signal(signal) => {
+                self.deferred = signal;
+                0
+            }
+            _ => 0,
+        };
+        drop(ptrace::cont(self.tid, signal));
     }
 
     /// Gives the stopped task its mask and registers back. The mask first: should the agent die between the two, the

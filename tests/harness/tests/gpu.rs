@@ -281,6 +281,18 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
     job.verdict(false, LIMIT)
 }
 
+/// The driver's thread ends the program: nobody waits for it.
+fn crashes(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "crash"))?;
+    let begin = Instant::now();
+    let o = job.checkpoint_raw(&["--quiet"])?;
+    let took = begin.elapsed();
+    want(!o.status.success() && took < LIMIT / 3, || format!("{took:?}: {}", text(&o)))?;
+    let status = job.wait(LIMIT)?;
+    want(!status.success(), || format!("{status:?}"))?;
+    job.left_behind()
+}
+
 /// What is stopped already is refused at once, and afterwards there is nothing left to be done.
 fn stopped_before(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = launched(place, user, ("", ""))?;
@@ -430,6 +442,7 @@ fn main() {
         |p, u, rng| asker_killed(p, u, (("watch", "slow"), 300_000), rng),
     );
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
+    target.by_user("crashes", |_| am_root(), |p, u, _| crashes(p, u));
     target.by_user("stopped_before", |_| am_root(), |p, u, _| stopped_before(p, u));
     target.by_user("killed_meanwhile", |_| am_root(), |p, u, _| killed_meanwhile(p, u));
     target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
