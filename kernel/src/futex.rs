@@ -192,6 +192,27 @@ mod tests {
     use std::time::Instant;
 
     #[test]
+    fn whoever_of_several_is_woken_ends_the_wait() {
+        const LONG: Duration = Duration::from_secs(10);
+        let words: Vec<AtomicU32> = (0..3).map(|_| AtomicU32::new(0)).collect();
+        let all: Vec<&AtomicU32> = words.iter().collect();
+        let begin = Instant::now();
+        wait_any(&all, 0, Duration::from_millis(20));
+        assert!(begin.elapsed() >= Duration::from_millis(20), "nobody has woken it");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                words[2].store(1, Ordering::Release);
+                wake(&words[2]);
+            });
+            wait_any(&all, 0, LONG);
+        });
+        // One of them has another value.
+        wait_any(&all, 0, LONG);
+        assert!(begin.elapsed() < LONG);
+    }
+
+    #[test]
     fn waits_are_told_from_other_operations() {
         assert!(is_wait(FUTEX, 0) && is_wait(FUTEX, 128) && is_wait(FUTEX, 9 | 128 | 256) && is_wait(FUTEX_WAITV, 5));
         // FUTEX_WAKE, FUTEX_LOCK_PI, read.

@@ -158,7 +158,8 @@ fn several_borrow_at_once_and_never_more_than_there_is() {
     let third = session.lend(60, 1).unwrap();
     let all: u32 = [&first, &second, &third].iter().flat_map(|l| l.iter()).map(|l| l.pages).sum();
     assert!((48..=50).contains(&all), "{all}");
-    // What the agent stores meanwhile goes into none of them.
+    // What the agent stores meanwhile goes into none of them, also where one has its file already.
+    assert!(session.place_loan(first[0].id).unwrap().is_some());
     let mut table = Vec::new();
     let lent: BTreeSet<u32> = [&first, &second, &third].iter().flat_map(|l| ids(l)).collect();
     session.store_pages(0, &[7; PAGE as usize], &mut table).unwrap();
@@ -167,6 +168,31 @@ fn several_borrow_at_once_and_never_more_than_there_is() {
         session.give_back(loan.id, std::iter::empty()).unwrap();
     }
     assert!(session.may_lend(40, 0), "what was not written is there again");
+}
+
+#[test]
+fn the_table_of_hashes_stays_while_writers_have_it() {
+    let (_s, store) = Scratch::new("stays");
+    let mut engine = engine(&store, None);
+    let mut session = engine.begin(0).unwrap();
+    let loans = session.lend(1, 1).unwrap();
+    let shared = |session: &Session| (session.index_share().fd, session.index_share().bytes);
+    let before = shared(&session);
+    let mut table = Vec::new();
+    let mut store = |session: &mut Session, pages: std::ops::Range<u64>| {
+        for n in pages {
+            session.store_pages(n * PAGE, &page(n), &mut table).unwrap();
+        }
+    };
+    let many = before.1 / 16;
+    store(&mut session, 0..many);
+    assert_eq!(shared(&session), before, "writers would open what has taken its descriptor");
+    assert!(!session.may_lend(many, 0), "who comes now would need a larger one");
+    for loan in &loans {
+        session.give_back(loan.id, std::iter::empty()).unwrap();
+    }
+    store(&mut session, many..2 * many);
+    assert!(shared(&session).1 > before.1);
 }
 
 #[test]
