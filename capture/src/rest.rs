@@ -54,7 +54,7 @@ impl Held {
         with_driver(&mut self.job, &threads, |meanwhile| gates.leave_gpus(meanwhile))
             .map_err(|r| CaptureError::Refused(vec![r]))?;
         for (pid, thread) in threads {
-            if !lives(pid, thread) {
+            if !proc::thread_lives(pid, thread) {
                 return Err(CaptureError::refuse_for_now(pid, OBJECT, ENDED));
             }
             let known = |tid: i32| self.job.processes.iter().any(|p| p.tasks.iter().any(|t| t.tid == tid));
@@ -62,7 +62,7 @@ impl Held {
             if proc::tasks(pid)
                 .unwrap_or_default()
                 .into_iter()
-                .any(|tid| !known(tid) && lives(pid, tid))
+                .any(|tid| !known(tid) && proc::thread_lives(pid, tid))
             {
                 // Not for now: each attempt takes all state off and puts it back.
                 return Err(CaptureError::refuse(pid, OBJECT, "has made a thread; try again"));
@@ -113,11 +113,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.let_go();
     }
-}
-
-/// Whether the thread lives; one that has exited is still listed, where it was the main thread or is traced.
-fn lives(pid: i32, tid: i32) -> bool {
-    proc::task_stat(pid, tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X'))
 }
 
 /// Does `ask` while these threads run (process, thread), and nothing else of the job.

@@ -148,6 +148,12 @@ pub fn task_stat(pid: i32, tid: i32) -> io::Result<Stat> {
     parse_stat(&read_whole(format!("/proc/{pid}/task/{tid}/stat"))?).ok_or_else(|| invalid("/proc/PID/task/TID/stat"))
 }
 
+/// Whether thread `tid` of process `pid` lives; one that has exited is still listed, where it was the main thread or is
+/// traced.
+pub fn thread_lives(pid: i32, tid: i32) -> bool {
+    task_stat(pid, tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X'))
+}
+
 fn parse_stat(raw: &[u8]) -> Option<Stat> {
     // The name is whatever bytes the program has chosen; the rest is the kernel's.
     let open = raw.iter().position(|b| *b == b'(')?;

@@ -24,15 +24,6 @@ static void run_under(char **command) {
     execv(command[0], command);
     fail("execute %s", command[0]);
 }
-static long locked(void) {
-    FILE *f = fopen("/proc/self/status", "r");
-    CHECK(f);
-    char l[256];
-    long kib = -1;
-    while (fgets(l, sizeof l, f)) sscanf(l, "VmLck: %ld", &kib);
-    fclose(f);
-    return kib;
-}
 int main(int argc, char **argv) {
     begin("attr_limits");
     if (argc > 2 && !strcmp(argv[1], "under")) run_under(argv + 2);
@@ -51,7 +42,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 20; i++) OK(sigqueue(getpid(), SIGRTMIN, (union sigval){.sival_int = i}));
     while (running()) {
         nap_us(3000);
-        if (locks) EQ(locked(), LOCKED >> 10);
+        if (locks) EQ(told_kib("/proc/self/status", "VmLck"), LOCKED >> 10);
         for (int i = 0; i < (int)RLIM_NLIMITS; i++) {
             OK(getrlimit(i, &is));
             if (is.rlim_cur != want[i].rlim_cur || is.rlim_max != want[i].rlim_max) fail("limit %d is %lx %lx, was %lx %lx", i, is.rlim_cur, is.rlim_max, want[i].rlim_cur, want[i].rlim_max);

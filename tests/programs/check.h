@@ -149,6 +149,19 @@ __attribute__((noinline, unused)) static void verify(const void *p, size_t len, 
         if (w[i] != mix(seed * 1000003 + i)) fail("%s: word %zu of pattern %llu is damaged: %llx", what, i, (unsigned long long)seed, (unsigned long long)w[i]);
 }
 
+// The number behind `key:` in a file of the kernel's, which counts in KiB; -1 where it is not there.
+static inline long told_kib(const char *path, const char *key) {
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    char line[256];
+    long kib = -1;
+    size_t n = strlen(key);
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, key, n) && line[n] == ':') kib = atol(line + n + 1);
+    fclose(f);
+    return kib;
+}
+
 static inline void no_children(void) {
     int st;
     pid_t r = waitpid(-1, &st, WNOHANG | __WALL);

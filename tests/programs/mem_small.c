@@ -4,12 +4,7 @@
 #define LEN (24UL << 20)
 static char *m, *n, *alone;
 static void look(const char *who) {
-    FILE *f = fopen("/proc/self/smaps_rollup", "r");
-    CHECK(f);
-    char l[256];
-    long kib = -1;
-    while (fgets(l, sizeof l, f)) sscanf(l, "AnonHugePages: %ld", &kib);
-    fclose(f);
+    long kib = told_kib("/proc/self/smaps_rollup", "AnonHugePages");
     if (kib != 0) fail("%s has %ld KiB of huge pages", who, kib);
     size_t i = (size_t)check_round % (LEN >> 12);
     verify(m + (i << 12), 4096, i, "memory of who wants none");

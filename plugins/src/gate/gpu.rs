@@ -156,11 +156,7 @@ fn is_stopped(pid: i32) -> bool {
 /// Whether any thread of the process lives.
 fn lives(pid: i32) -> bool {
     let tids = proc::tasks(pid).unwrap_or_default();
-    tids.into_iter().any(|tid| thread_lives(pid, tid))
-}
-
-fn thread_lives(pid: i32, tid: i32) -> bool {
-    proc::task_stat(pid, tid).is_ok_and(|s| !matches!(s.state, 'Z' | 'X'))
+    tids.into_iter().any(|tid| proc::thread_lives(pid, tid))
 }
 
 /// Refuses a stopped process, in which the driver can do nothing.
@@ -181,7 +177,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Fails when one has been stopped or dead for a while: nobody may answer any more.
     pub(super) fn look(&self) -> Result<(), Refusal> {
-        let dead = self.threads.iter().find(|(pid, tid)| !thread_lives(*pid, *tid));
+        let dead = self.threads.iter().find(|(pid, tid)| !proc::thread_lives(*pid, *tid));
         let still = || self.threads.iter().find(|(pid, _)| self.all_run && is_stopped(*pid));
         let why = match (dead, dead.or_else(still)) {
             (Some((pid, _)), _) => refuse(*pid, DRIVER, "has ended while the driver was asked about it", true),
@@ -286,7 +282,7 @@ impl Gpus {
 
     /// Where a process has ended, the driver may never answer: another asker cares for the others.
     pub(super) fn leave_dead(&mut self) {
-        if self.threads.iter().any(|(pid, tid)| !thread_lives(*pid, *tid)) {
+        if self.threads.iter().any(|(pid, tid)| !proc::thread_lives(*pid, *tid)) {
             self.asker.kill();
         }
     }
