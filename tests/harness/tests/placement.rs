@@ -109,8 +109,8 @@ fn policies(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     for policy in POLICIES {
         let with = |e: String| format!("{policy}: {e}");
         let mut job = Job::new(place, policy, user)?;
-        // Room for all; after the first few chunks of 4 MiB nothing is moved for an hour.
-        let dirs = tiers(&job, user, [256, 256], "1K")?;
+        // Room for a chunk of each that writes, whatever it becomes; after the first few nothing is moved for an hour.
+        let dirs = tiers(&job, user, [1024, 1024], "1K")?;
         launch(&mut job, place, policy, "24").map_err(with)?;
         job.checkpoint().map_err(with)?;
         let there = [chunks(&dirs[0])[0], chunks(&dirs[1])[0]];
