@@ -338,7 +338,7 @@ fn drain(
         processes: &views,
         blobs,
         pages: &mut contents,
-        save_open_files: order.options.save_open_files,
+        saved_up_to: order.options.saved_up_to,
         launched: order.options.launched,
         group: order.group,
         names: &order.options.names,

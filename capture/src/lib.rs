@@ -46,8 +46,8 @@ use std::time::{Duration, SystemTime};
 /// Choices for one checkpoint.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Save the contents of every open regular file.
-    pub save_open_files: bool,
+    /// Up to which length open files have their contents saved (see [`belay_plugins::CaptureEnv`]).
+    pub saved_up_to: u64,
     /// When the job was launched.
     pub launched: SystemTime,
     /// Children of the agent that are no part of the job: they lead to its other nodes.

@@ -22,6 +22,7 @@
 //!
 //! [checkpoints]               # of each job, see `limits`
 //! keep = 3                    # unless --keep says otherwise
+//! save_open_files = "64M"     # contents of open files up to this length, unless --save-open-files says otherwise
 //! save_code = true            # with the programs and libraries that processes map, unless --no-save-code says otherwise
 //! max_bytes = "500G"          # in the site's file: more is not allowed
 //! roots = ["/scratch"]        # directories: checkpoints lie below these and nowhere else; object stores are not asked about
@@ -74,7 +75,7 @@ use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-pub use values::{Size, Time};
+pub use values::{SavedFiles, Size, Time};
 
 /// The site's file.
 const SITE: &str = "/etc/belay/belay.toml";

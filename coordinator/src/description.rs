@@ -1,7 +1,7 @@
 //! What a job is, and the choices that hold for it: the contents of `job.json`. One validation for all who read it,
 //! wherever it lies.
 
-use crate::config::Config;
+use crate::config::{Config, SavedFiles};
 use crate::history::History;
 use crate::interval::{Interval, MIN_GAP, SPANS};
 use crate::{sys, Failure};
@@ -85,8 +85,8 @@ pub struct Description {
     /// How to find what need not be stored again.
     #[serde(default)]
     pub differential: Differential,
-    /// Save the contents of open files.
-    pub save_open_files: bool,
+    /// Which open files have their contents saved.
+    pub save_open_files: SavedFiles,
     /// Save the programs and libraries that its processes map.
     #[serde(default = "yes")]
     pub save_code: bool,
@@ -215,7 +215,7 @@ impl Description {
             max_bytes: None,
             allowed_bytes: None,
             differential: Differential::Hash,
-            save_open_files: false,
+            save_open_files: SavedFiles::default(),
             save_code: true,
             leave_out: true,
             any_cpu: false,

@@ -3,7 +3,7 @@
 mod inner;
 mod values;
 
-use belay_coordinator::config::Size;
+use belay_coordinator::config::{SavedFiles, Size};
 use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
 use belay_coordinator::levels::Pace;
@@ -151,10 +151,10 @@ pub(crate) struct Launch {
     /// How to find what need not be stored again
     #[arg(long, value_name = "HOW", default_value = "hash")]
     pub(crate) differential: Differential,
-    /// Save the contents of the files that the job writes or has made, where they are open, not only of those that
-    /// would otherwise be lost
-    #[arg(long)]
-    pub(crate) save_open_files: bool,
+    /// Largest file whose contents are saved where it is open and may differ at a restart, since the job overwrites or
+    /// has made it: 64M, all, none; without =SIZE: all [default: save_open_files in belay.toml, else 64M]
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub(crate) save_open_files: Option<SavedFiles>,
     /// What becomes of data of which programs have declared what they do to it
     #[arg(long, value_name = "HOW", default_value = "off")]
     pub(crate) access: Access,

@@ -87,7 +87,7 @@ fn described(args: &Launch, limits: &Limits) -> Result<Description, Failure> {
             cli::Differential::Written => Differential::Written,
             cli::Differential::Off => Differential::Off,
         },
-        save_open_files: args.save_open_files,
+        save_open_files: limits.save_open_files(args.save_open_files),
         save_code: limits.save_code(args.no_save_code),
         leave_out: args.access == cli::Access::Deferred,
         across_hosts: args.across_hosts,

@@ -66,8 +66,9 @@ pub struct CaptureEnv<'a> {
     pub blobs: &'a mut BlobWriter,
     /// Where contents of shared memory and files go.
     pub pages: &'a mut dyn PageSink,
-    /// Save the contents of every open regular file, not only of those that would otherwise be lost.
-    pub save_open_files: bool,
+    /// Contents of open files that would not be lost, but may differ at a restart, are saved up to this length in bytes;
+    /// `u64::MAX`: of all that are open for writing, or were made since the launch.
+    pub saved_up_to: u64,
     /// When the job was launched: what has been made since then is its own work.
     pub launched: SystemTime,
     /// The other nodes of the job, where it has any: they capture at the same time.

@@ -73,8 +73,8 @@ pub(crate) struct Session<'a> {
     pub(crate) blobs: &'a mut BlobWriter,
     /// Where contents of shared memory and files go.
     pub(crate) contents: Contents<'a>,
-    /// Save every open regular file.
-    pub(crate) save_open_files: bool,
+    /// See [`CaptureEnv`].
+    pub(crate) saved_up_to: u64,
     /// When the job was launched.
     pub(crate) launched: SystemTime,
     /// The other nodes of the job.
@@ -108,7 +108,7 @@ impl<'a> Session<'a> {
             processes: env.processes,
             blobs: env.blobs,
             contents: Contents::new(env.pages),
-            save_open_files: env.save_open_files,
+            saved_up_to: env.saved_up_to,
             launched: env.launched,
             group: env.group,
             found: Vec::new(),
@@ -126,6 +126,11 @@ impl<'a> Session<'a> {
 }
 
 impl Session<'_> {
+    /// Whether the user has asked for the contents of all files of the job.
+    pub(crate) fn saves_all(&self) -> bool {
+        self.saved_up_to == u64::MAX
+    }
+
     /// Adds the description that `look` shows and `holder` has, or finds it among those already known. One that is in
     /// flight is `kept` by the agent.
     pub(crate) fn intern(&mut self, look: Look, kept: Option<OwnedFd>, holder: Holder) -> Result<DescId, Fault> {

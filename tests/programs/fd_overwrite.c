@@ -1,4 +1,4 @@
-// A file overwritten in place (with --save-open-files its contents go back with the program).
+// A file overwritten in place: its contents go back with the program.
 #include "check.h"
 int main(void) {
     begin("fd_overwrite");

@@ -1,4 +1,4 @@
-// With --save-open-files a name leads to what it held at the checkpoint, whatever took its place since: the program
+// A name leads to what it held at the checkpoint, whatever took its place since: the program
 // replaces its data file (a new one is moved there, the old one keeps another name) and gives a second name to the file
 // it has open. What lies under those other names was made after the checkpoint and must stay whole.
 #include "check.h"

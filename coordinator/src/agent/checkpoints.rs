@@ -137,7 +137,7 @@ impl Agent {
         group: Option<&dyn Group>,
     ) -> Result<Writing, Failure> {
         let options = belay_capture::Options {
-            save_open_files: self.description.save_open_files,
+            saved_up_to: self.description.save_open_files.0,
             save_code: self.description.save_code,
             launched: self.description.created(),
             outside: ways.outside,

@@ -5,13 +5,14 @@
 //! |---|---|---|---|
 //! | `keep` | default | default instead | `--keep`, instead of both |
 //! | `max_bytes` | default and limit | default, where it is less | `--max-bytes`, refused above the limit |
+//! | `save_open_files` | default | default instead | `--save-open-files`, instead of both |
 //! | `save_code` | default | default instead | `--no-save-code`, instead of both |
 //! | `roots` | directories below which checkpoints may lie | the same; both count | |
 //!
 //! A launch keeps in `job.json` what follows for `keep` and `max_bytes`. What the site allows is kept nowhere: every
 //! launch and every restart asks the files. Object stores lie in no directory, so `roots` says nothing about them.
 
-use super::{Config, Fault, Size, SITE};
+use super::{Config, Fault, SavedFiles, Size, SITE};
 use crate::failure::{reason, Failure};
 use belay_wire::Exit;
 use serde::Deserialize;
@@ -30,6 +31,7 @@ pub(super) struct RawCheckpoints {
     keep: Option<toml::Spanned<u32>>,
     max_bytes: Option<toml::Spanned<Size>>,
     roots: Option<toml::Spanned<Vec<PathBuf>>>,
+    save_open_files: Option<SavedFiles>,
     save_code: Option<bool>,
 }
 
@@ -94,6 +96,7 @@ pub enum Use {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limits {
     keep: Option<u32>,
+    save_open_files: Option<SavedFiles>,
     save_code: Option<bool>,
     /// The default.
     max_bytes: Option<u64>,
@@ -109,6 +112,7 @@ impl Limits {
     /// Adds what the file at `path`, with contents `text`, says.
     pub(super) fn add(&mut self, (path, text): (&Path, &str), raw: RawCheckpoints) {
         self.keep = raw.keep.map(toml::Spanned::into_inner).or(self.keep);
+        self.save_open_files = raw.save_open_files.or(self.save_open_files);
         self.save_code = raw.save_code.or(self.save_code);
         if let Some(max_bytes) = raw.max_bytes {
             let (at, Size(bytes)) = (max_bytes.span().start, max_bytes.into_inner());
@@ -132,6 +136,11 @@ impl Limits {
     /// Checkpoints to keep, with `asked` on the command line.
     pub fn keep(&self, asked: Option<u32>) -> u32 {
         asked.or(self.keep).unwrap_or(KEEP)
+    }
+
+    /// Which open files have their contents saved, with `asked` on the command line.
+    pub fn save_open_files(&self, asked: Option<SavedFiles>) -> SavedFiles {
+        asked.or(self.save_open_files).unwrap_or_default()
     }
 
     /// Whether programs and libraries are saved, where the command line has said `no` or nothing.

@@ -79,6 +79,75 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// Which open files have their contents in a checkpoint, beside those that would otherwise be lost: `none`, `all` that
+/// the job writes or has made, or those that may differ at a restart, up to a length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SavedFiles(pub u64);
+
+impl SavedFiles {
+    /// None.
+    pub const NONE: Self = Self(0);
+    /// All.
+    pub const ALL: Self = Self(u64::MAX);
+}
+
+impl Default for SavedFiles {
+    fn default() -> Self {
+        Self(64 << 20)
+    }
+}
+
+impl std::str::FromStr for SavedFiles {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "none" => Ok(Self::NONE),
+            "all" => Ok(Self::ALL),
+            size => match size.parse() {
+                Ok(Size(bytes)) => Ok(Self(bytes)),
+                Err(e) => Err(format!("{e}; or all, or none")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for SavedFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NONE => f.write_str("none"),
+            Self::ALL => f.write_str("all"),
+            Self(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl Serialize for SavedFiles {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SavedFiles {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = SavedFiles;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"none\", \"all\" or a number of bytes, as \"64M\" (K, M, G, T)")
+            }
+            /// As older jobs have it.
+            fn visit_bool<E: Error>(self, all: bool) -> Result<SavedFiles, E> {
+                Ok(if all { SavedFiles::ALL } else { SavedFiles::NONE })
+            }
+            fn visit_str<E: Error>(self, s: &str) -> Result<SavedFiles, E> {
+                s.parse().map_err(E::custom)
+            }
+        }
+        d.deserialize_any(Reader)
+    }
+}
+
 pub(super) fn compression<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Compression>, D::Error> {
     struct Reader;
     impl Visitor<'_> for Reader {

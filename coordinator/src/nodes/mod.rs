@@ -70,7 +70,7 @@ pub(crate) enum Order {
         number: u64,
         base: u64,
         then_stop: bool,
-        save_open_files: bool,
+        save_open_files: config::SavedFiles,
         #[serde(default = "crate::description::yes")]
         save_code: bool,
         keep: u32,

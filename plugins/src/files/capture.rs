@@ -1,5 +1,6 @@
 //! Capture of files: one object per inode, contents where they would otherwise be lost.
 
+use super::unasked::{self, Open};
 use super::{linked, FileObject, Origin, Print, PROC};
 use crate::content::{may_be_swapped_out, Content, Window};
 use crate::env::ProcessView;
@@ -29,7 +30,7 @@ pub(crate) const SECRETMEM_MAGIC: i64 = 0x5345_434d;
 /// Directories whose files do not outlive the program, a reboot or a cleaner.
 const VOLATILE: [&str; 4] = ["/tmp", "/dev/shm", "/run", "/var/tmp"];
 
-/// A file that is only read is saved without `--save-open-files` up to this length, bytes.
+/// A file that is only read is saved up to this length, bytes, where it would not outlive the job.
 const UNASKED_LIMIT: u64 = 64 << 20;
 
 /// The files found so far.
@@ -51,6 +52,8 @@ pub(crate) struct Sought {
     pub(crate) windows: Vec<Window>,
     /// Whether one of those may be written through.
     pub(crate) mapped_writable: bool,
+    /// What is known of a file that is open.
+    pub(super) open: Option<Open>,
     /// A user, for messages.
     pub(crate) holder: Holder,
     /// The checkpoint has all of its contents.
@@ -109,12 +112,17 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), magic: i6
                 desc: Some(id),
                 windows: Vec::new(),
                 mapped_writable: false,
+                open: Some(Open::new(raw, magic, s.launched)),
                 holder,
                 whole: false,
             })
         }
     };
-    files.objects[at].object.written |= writes;
+    let sought = &mut files.objects[at];
+    sought.object.written |= writes;
+    if let (true, Some(open)) = (writes, &mut sought.open) {
+        open.add(found)?;
+    }
     Ok(at)
 }
 
@@ -179,15 +187,17 @@ pub(crate) fn without_deleted(path: &Path) -> &Path {
 pub(super) fn contents(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), Refusal> {
     let mut set: FileSet = s.sets.take().unwrap_or_default();
     linked::find(s, &mut set)?;
-    for sought in &mut set.objects {
+    let unasked = unasked::choose(s, &set);
+    for (at, sought) in set.objects.iter_mut().enumerate() {
         let (pid, name) = (sought.holder.pid, format!("file {}", sought.object.path));
-        out.push(read(s, sought).map_err(|e| e.of(pid, name))?);
+        out.push(read(s, sought, unasked.contains(&at)).map_err(|e| e.of(pid, name))?);
     }
     s.sets.put(set);
     Ok(())
 }
 
-fn read(s: &mut Session<'_>, sought: &mut Sought) -> Result<FileObject, Fault> {
+/// Reads the contents of one, where they must be saved, or are `unasked`.
+fn read(s: &mut Session<'_>, sought: &mut Sought, unasked: bool) -> Result<FileObject, Fault> {
     let mut object = sought.object.clone();
     let file = look(s, sought);
     if let (None, Ok(fd)) = (sought.desc, &file) {
@@ -197,49 +207,53 @@ fn read(s: &mut Session<'_>, sought: &mut Sought) -> Result<FileObject, Fault> {
         object.owner = (stat.st_uid, stat.st_gid);
         (object.mtime_ns, object.atime_ns) = (fd::mtime_ns(&stat), Some(fd::atime_ns(&stat)));
     }
-    let keep = match object.origin {
+    let must = match object.origin {
         Origin::Named => {
-            let volatile = is_volatile(object.path.as_path(), file.as_ref().ok());
+            let file_system = file.as_ref().ok().and_then(|f| fd::fs_magic(f.as_raw_fd()).ok());
+            let volatile = is_volatile(object.path.as_path(), file_system);
             let mapped = !sought.windows.is_empty();
             // A file that nobody has open for writing is checked at restart, not put back, where it was there before
             // the job: it is input. One that the job has made it may delete as well, when it has read it. Such files
             // are small, as a rule; the copy of a large one would keep the job waiting at every checkpoint, so it needs
             // the user's word.
-            let made = file.as_ref().is_ok_and(|f| made_since(f, s.launched));
-            let small = s.save_open_files || object.bytes <= UNASKED_LIMIT;
+            let made = sought.open.is_some_and(|open| open.made);
+            let small = s.saves_all() || object.bytes <= UNASKED_LIMIT;
             let ours = sought.desc.is_some() && (object.written || (made && small));
             let over = !object.written
                 && object.bytes <= UNASKED_LIMIT
-                && file.as_ref().is_ok_and(|f| is_over_proc(object.path.as_path(), f));
-            over || sought.mapped_writable || ((s.save_open_files || volatile) && ours) || (volatile && (object.written || mapped))
+                && file_system.is_some_and(|magic| is_over_proc(object.path.as_path(), magic));
+            over || sought.mapped_writable || ((s.saves_all() || volatile) && ours) || (volatile && (object.written || mapped))
         }
         Origin::Deleted { .. } | Origin::Memfd { .. } | Origin::Anonymous => true,
     };
+    let is_read = must || unasked || !object.written;
+    let source = is_read.then(|| file.and_then(|file| source(s, sought, &file, object.bytes)));
     let mut whole = false;
-    if keep {
-        let content = match file.and_then(|file| source(s, sought, &file, object.bytes)) {
-            Ok(source) => {
-                whole = true;
-                Content::of_file(&*source, object.bytes, &mut s.contents)?
-            }
-            Err(_) if !sought.windows.is_empty() => {
-                // Where the object ends is known for these only, and a page of another one that nobody has may lie behind its end.
-                let inside = s
-                    .inside
-                    .as_deref_mut()
-                    .filter(|_| object.origin == Origin::Anonymous && !may_be_swapped_out());
-                Content::of_memory(&sought.windows, object.bytes, inside, &mut s.contents)?
-            }
-            Err(e) => return refuse(format!("its contents must be saved, but it cannot be read: {e}")),
-        };
+    let content = match source {
+        Some(Ok(source)) if must || unasked => {
+            whole = true;
+            Some(Content::of_file(&*source, object.bytes, &mut s.contents)?)
+        }
+        Some(Ok(source)) => {
+            object.print = Some(Print::of(&*source, object.bytes).at("read the beginning and the end")?);
+            None
+        }
+        Some(Err(_)) if must && !sought.windows.is_empty() => {
+            // Where the object ends is known for these only, and a page of another one that nobody has may lie behind its end.
+            let inside = s
+                .inside
+                .as_deref_mut()
+                .filter(|_| object.origin == Origin::Anonymous && !may_be_swapped_out());
+            Some(Content::of_memory(&sought.windows, object.bytes, inside, &mut s.contents)?)
+        }
+        Some(Err(e)) if must => return refuse(format!("its contents must be saved, but it cannot be read: {e}")),
+        Some(Err(_)) | None => None,
+    };
+    if let Some(content) = content {
         object.bytes = content.bytes;
         object.content = Some(content);
         if object.origin == Origin::Named || matches!(object.origin, Origin::Deleted { .. }) {
             object.parents = super::parents(object.path.as_path());
-        }
-    } else if !object.written {
-        if let Ok(source) = file.and_then(|file| source(s, sought, &file, object.bytes)) {
-            object.print = Some(Print::of(&*source, object.bytes).at("read the beginning and the end")?);
         }
     }
     sought.whole = whole;
@@ -324,24 +338,22 @@ fn detached(fd: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether the file was made at or after `start`; not where the file system does not say.
-fn made_since(file: &OwnedFd, start: SystemTime) -> bool {
-    let made = std::fs::metadata(fd::self_path(file.as_raw_fd())).and_then(|m| m.created());
+/// Whether the file behind the descriptor was made at or after `start`; not where the file system does not say.
+pub(super) fn made_since(raw: RawFd, start: SystemTime) -> bool {
+    let made = std::fs::metadata(fd::self_path(raw)).and_then(|m| m.created());
     made.is_ok_and(|t| t >= start)
 }
 
 /// Whether the file would be lost when the job ends, or the machine restarts.
-pub(crate) fn is_volatile(path: &Path, file: Option<&OwnedFd>) -> bool {
-    VOLATILE.iter().any(|d| path.starts_with(d))
-        || file.is_some_and(|f| fd::fs_magic(f.as_raw_fd()).is_ok_and(|m| m == TMPFS_MAGIC))
+pub(crate) fn is_volatile(path: &Path, file_system: Option<i64>) -> bool {
+    VOLATILE.iter().any(|d| path.starts_with(d)) || file_system == Some(TMPFS_MAGIC)
 }
 
 /// Whether the file is mounted over a name of the kernel's, as a restart does to keep what a host is to the job:
 /// another machine, and the next restart, have another one there.
-fn is_over_proc(path: &Path, file: &OwnedFd) -> bool {
+fn is_over_proc(path: &Path, file_system: i64) -> bool {
     // File systems in user space make up anew what is read (lxcfs).
-    let stays = |magic| ![PROC_MAGIC, FUSE_MAGIC].contains(&magic);
-    path.starts_with(PROC) && fd::fs_magic(file.as_raw_fd()).is_ok_and(stays)
+    path.starts_with(PROC) && ![PROC_MAGIC, FUSE_MAGIC].contains(&file_system)
 }
 
 /// Whether the file `id` still has the name `path`.
@@ -373,6 +385,7 @@ impl Sought {
             desc: None,
             windows: Vec::new(),
             mapped_writable: false,
+            open: None,
             holder,
             whole: false,
         }

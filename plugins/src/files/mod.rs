@@ -12,6 +12,7 @@ pub(crate) mod path;
 mod rebuild;
 mod sessions;
 pub(crate) mod sight;
+mod unasked;
 mod watched;
 pub(crate) mod way;
 

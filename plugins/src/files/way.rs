@@ -265,9 +265,9 @@ pub(super) fn unchanged(object: &FileObject, stat: &fd::Stat) -> bool {
 pub(super) fn check_named(object: &FileObject) -> Result<Sight, Fault> {
     let path = object.path.as_path();
     let advice = if object.written {
-        "bring it back, or launch with --save-open-files"
+        "bring it back, or launch with --save-open-files (all, or a larger size)"
     } else {
-        "bring it back; one that the job has made is saved with --save-open-files"
+        "bring it back; a larger one that the job has made is saved with --save-open-files"
     };
     let way = match Way::to(path, !object.written) {
         Ok(way) => way,

@@ -214,7 +214,7 @@ fn body(case: &Case, mode: Mode) {
         processes: &views,
         blobs: &mut blobs,
         pages: &mut pages,
-        save_open_files: false,
+        saved_up_to: 0,
         group: None,
         names: &belay_plugins::Names::default(),
         inside: None,

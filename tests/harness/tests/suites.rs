@@ -25,11 +25,9 @@ fn cases() -> Vec<Case> {
         redis("redis_plain", &[]),
         redis("redis_io_threads", &["--io-threads", "3", "--io-threads-do-reads", "yes"]),
         redis("redis_aof", &["--appendonly", "yes", "--appendfsync", "everysec"]),
-        script("python3", "sqlite_file.py").launch(&["--save-open-files"]),
+        script("python3", "sqlite_file.py"),
         script("python3", "tmux_shell.py").transient("waits to be accepted"),
-        script("python3", "make_project.py")
-            .launch(&["--save-open-files"])
-            .patience(60),
+        script("python3", "make_project.py").patience(60),
     ]
 }
 

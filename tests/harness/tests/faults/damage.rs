@@ -253,7 +253,10 @@ pub(super) fn missing_files(place: &Place, user: User, _: &mut Rng) -> Result<()
         io("chown", std::os::unix::fs::chown(&data, Some(NOBODY), Some(NOBODY)))?;
     }
     let script = format!("exec 5<>{}; read -n 10 x <&5; exec {} 1", data.display(), program.display());
-    job.launch(&["--no-save-code".into()], &["bash".into(), "-c".into(), script])?;
+    job.launch(
+        &["--no-save-code", "--save-open-files=none"].map(String::from),
+        &["bash".into(), "-c".into(), script],
+    )?;
     job.progress(LIMIT)?;
     job.checkpoint()?;
     job.kill_all()?;

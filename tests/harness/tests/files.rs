@@ -1,0 +1,171 @@
+//! What the job's own files hold after a restart, where they outlive the job and nobody has asked for their contents.
+
+use belay_tests::expect::{io, want};
+use belay_tests::job::{output, show, text, Job};
+use belay_tests::place::{am_root, Place, User, NOBODY};
+use belay_tests::rng::Rng;
+use belay_tests::runner::rounds;
+use belay_tests::target::Target;
+use belay_tests::Failure;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const MIB: usize = 1 << 20;
+
+type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
+
+/// A directory whose files nobody takes for temporary ones.
+struct Lasting(PathBuf);
+
+impl Lasting {
+    fn new(user: User) -> Result<Self, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let base = match am_root() {
+            true => PathBuf::from("/var/lib"),
+            false => belay_tests::place::build_dir()?,
+        };
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = base.join(format!("belay-files-{}-{n}", std::process::id()));
+        io("create", fs::create_dir(&dir))?;
+        if user == User::Ordinary && am_root() {
+            io("give away", std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)))?;
+        }
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Lasting {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// `program` goes back again and again, in a directory whose files outlive it.
+fn goes_back(place: &Place, user: User, rng: &mut Rng, program: &str) -> Result<(), Failure> {
+    let dir = Lasting::new(user)?;
+    let mut job = Job::new(place, program, user)?;
+    let script = format!("cd {} && exec {}", dir.0.display(), place.programs().join(program).display());
+    job.launch(&[], &["sh", "-c", &script].map(String::from))?;
+    job.progress(LIMIT)?;
+    for n in 0..rounds(6) {
+        rng.pause(60);
+        job.checkpoint()?;
+        rng.pause(60);
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&[])?;
+        job.progress(LIMIT).map_err(|e| format!("round {n}: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+fn overwritten(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    goes_back(place, user, rng, "fd_overwrite")
+}
+
+fn renamed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    goes_back(place, user, rng, "fd_renamed")
+}
+
+/// The files of a program in python that does nothing: `small` and `large`, open for reading and writing, `log`, at whose
+/// end it can only write, `input`, which it reads.
+const PROGRAM: &str = "
+import os, sys, time
+os.chdir(sys.argv[1])
+small, large = (os.open(n, os.O_RDWR) for n in ('small', 'large'))
+log = os.open('log', os.O_WRONLY)
+os.lseek(log, 0, os.SEEK_END)
+data = os.open('input', os.O_RDONLY)
+open('ready', 'w').close()
+while os.path.exists('ready'):
+    time.sleep(0.01)
+print('PASS later', flush=True)
+";
+
+/// Launched with `options`, checkpointed, killed; every file overwritten; restarted. Says what `belay checkpoint` has
+/// said, and which files hold again what they held.
+fn overwritten_later(place: &Place, user: User, options: &[&str]) -> Result<(String, Vec<&'static str>), Failure> {
+    const FILES: [(&str, usize); 4] = [("small", MIB), ("large", 3 * MIB), ("log", MIB), ("input", MIB)];
+    let dir = Lasting::new(user)?;
+    let path = |name: &str| dir.0.join(name);
+    for (name, bytes) in FILES {
+        io("write", fs::write(path(name), vec![1u8; bytes]))?;
+        if user == User::Ordinary && am_root() {
+            io("give away", std::os::unix::fs::chown(path(name), Some(NOBODY), Some(NOBODY)))?;
+        }
+    }
+    let mut job = Job::new(place, "later", user)?;
+    let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+    job.launch(
+        &options,
+        &["python3", "-c", PROGRAM, &dir.0.display().to_string()].map(String::from),
+    )?;
+    until("the program is ready", || path("ready").exists())?;
+    let o = output(job.belay(&["checkpoint", &job.dir().display().to_string()]), LIMIT)?;
+    want(o.status.success(), || {
+        format!("belay checkpoint: {}: {}", show(o.status), text(&o))
+    })?;
+    job.kill_all()?;
+    // What is only read must be as it was.
+    for (name, bytes) in &FILES[..3] {
+        overwrite(&path(name), *bytes)?;
+    }
+    job.restart(&[])?;
+    until("the restarted program runs", || {
+        job.status().is_ok_and(|s| s["state"] == "running")
+    })?;
+    let held = FILES[..3].iter().filter(|(name, bytes)| {
+        let found = fs::read(path(name)).unwrap_or_default();
+        found == vec![1u8; *bytes]
+    });
+    let held = held.map(|(name, _)| *name).collect();
+    io("remove", fs::remove_file(path("ready")))?;
+    job.verdict(false, LIMIT)?;
+    Ok((text(&o), held))
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) -> Result<(), Failure> {
+    let end = Instant::now() + LIMIT;
+    while !is() {
+        want(Instant::now() < end, || format!("not within {LIMIT:?}: {what}"))?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn overwrite(path: &Path, bytes: usize) -> Result<(), Failure> {
+    use std::os::unix::fs::FileExt;
+    let file = io("open", fs::File::options().write(true).open(path))?;
+    io("write", file.write_all_at(&vec![2u8; bytes], 0))
+}
+
+/// What comes back with each choice of what is saved, and what is said of the rest.
+fn choices(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    for (options, expected) in [
+        (&[][..], &["small", "large"][..]),
+        (&["--save-open-files=2M"], &["small"]),
+        (&["--save-open-files=none"], &[]),
+        (&["--save-open-files=all"], &["small", "large", "log"]),
+        (&["--save-open-files"], &["small", "large", "log"]),
+    ] {
+        let (said, held) = overwritten_later(place, user, options)?;
+        want(held == expected, || {
+            format!("{options:?}: {held:?} came back, not {expected:?}")
+        })?;
+        let named = said.contains("not saved") && said.contains("large") && !said.contains("small");
+        want(named == (expected == ["small"]), || format!("{options:?}: {said}"))?;
+    }
+    Ok(())
+}
+
+fn main() {
+    let mut target = Target::new("files", &["fd_overwrite", "fd_renamed"]);
+    let tests: [(&str, Test); 3] = [("overwritten", overwritten), ("renamed", renamed), ("choices", choices)];
+    for (name, test) in tests {
+        target.by_user(name, |_| true, test);
+    }
+    target.run();
+}
