@@ -132,6 +132,8 @@ pub(crate) struct Ways {
     pub(crate) opened: Vec<Directory>,
     /// Directories above what is made or opened.
     pub(crate) parents: Vec<Directory>,
+    /// Files of sockets to which others answered, and whose they were, where that is known.
+    pub(crate) peers: Vec<(PathBuf, Option<u32>)>,
 }
 
 /// A kind that has no descriptions.

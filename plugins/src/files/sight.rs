@@ -119,6 +119,8 @@ pub struct Sights {
     pub(super) files: Vec<Sight>,
     /// For FIFOs, the files of sockets and directories, by their paths.
     pub(super) places: HashMap<PathBuf, Sight>,
+    /// For the files of sockets to which others answered, by their paths: whether that may be trusted which lies there.
+    pub(super) peers: HashMap<PathBuf, Sight>,
     /// For directories that were missing where others may make some: in which they were.
     pub(super) missing: HashMap<PathBuf, Seen>,
     /// Directories that were missing, as the restart has made them.
@@ -146,6 +148,17 @@ impl Sights {
         Sight {
             file: sight.file.or_else(|| self.made(path)),
             ..sight
+        }
+    }
+
+    /// Opens the file of a socket at `path`, to which another program is to answer. One that somebody can have put
+    /// there who has nothing to do with that is refused: it would get what is not meant for it.
+    pub(crate) fn answerer(&self, path: &Path) -> Result<OwnedFd, Fault> {
+        let found = fd::open(path, libc::O_PATH, 0).at("look for its file")?;
+        match self.peers.get(path) {
+            Some(sight) if !sight.doubtful => Ok(found),
+            Some(Sight { file: Some(seen), .. }) => seen.must_be(&found).map(|()| found),
+            _ => refuse("others can have put its file there, and it is not of the user whose it was, of this user or of root"),
         }
     }
 

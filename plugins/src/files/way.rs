@@ -74,6 +74,17 @@ pub(crate) fn look(d: &Descriptors, ways: Ways, stored: &Stored<'_>) -> Result<S
             sights.missing.insert(path.to_owned(), dir);
         }
     }
+    let mut peers: BTreeMap<PathBuf, Vec<u32>> = BTreeMap::new();
+    for (path, owner) in ways.peers {
+        peers.entry(path).or_default().extend(owner);
+    }
+    sights.peers = peers
+        .into_iter()
+        .map(|(path, owners)| {
+            let sight = answerer(&path, &owners);
+            (path, sight)
+        })
+        .collect();
     for (path, owners) in places {
         let way = check(&path).map_err(|e| e.of(0, path.display().to_string()))?;
         let is_ours = |stat: &&fd::Stat| stat.st_uid == me() || owners.contains(&stat.st_uid);
@@ -86,6 +97,29 @@ pub(crate) fn look(d: &Descriptors, ways: Ways, stored: &Stored<'_>) -> Result<S
         sights.places.insert(path, sight);
     }
     Ok(sights)
+}
+
+/// The file of a socket at `path`, to which one of `owners` answered, where it may still be one of theirs.
+fn answerer(path: &Path, owners: &[u32]) -> Sight {
+    let way = match Way::to(path, true) {
+        Ok(way) => way,
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "cannot be looked at");
+            return Sight {
+                doubtful: true,
+                ..Sight::default()
+            };
+        }
+    };
+    // Who is not known in a user namespace may be anybody.
+    let known = |uid: u32| [0, me()].contains(&uid) || uid != UNKNOWN && owners.contains(&uid);
+    let trusted = |stat: &&fd::Stat| way.link.is_none() && known(stat.st_uid);
+    Sight {
+        file: way.last.as_ref().filter(trusted).map(Seen::from),
+        dir: way.dir,
+        doubtful: way.doubt.is_some() || way.link.is_some(),
+        ..Sight::default()
+    }
 }
 
 /// What lies where directory `then` was. One that somebody else can have put there, and that belongs to somebody else,

@@ -1,8 +1,8 @@
 //! Capture of a `AF_UNIX` socket.
 
-use super::{elsewhere, BoundFile, Message, Peer, UnixState};
+use super::{elsewhere, BoundFile, Message, Peer, PeerFile, UnixState};
 use crate::fault::{not_now, At, Fault};
-use crate::files::{parents, without_deleted};
+use crate::files::{owner, parents, without_deleted};
 use crate::look::Look;
 use crate::model::{DescId, FsPath, Holder, IN_FLIGHT};
 use crate::session::{Found, Session};
@@ -29,6 +29,10 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
     let reset = queue::has_failed(raw)?;
     let queue = if accepts { Vec::new() } else { queue(s, raw, kind, holder)? };
     let task = s.task_of(holder.pid);
+    let peer_file = match info.peer {
+        Some(peer) if kind == libc::SOCK_DGRAM => peer_file(s, (peer, &peer_name), task)?,
+        _ => None,
+    };
     Ok(UnixState {
         ino,
         kind,
@@ -45,7 +49,31 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
         queue,
         options,
         reset,
+        peer_file,
     })
+}
+
+/// The file by which the socket with inode `peer` is reached under `name`, in the working directory of `task`.
+fn peer_file(s: &mut Session<'_>, (peer, name): (u32, &sock::Addr), task: i32) -> Result<Option<PeerFile>, Fault> {
+    let Some(name) = name.unix_path() else { return Ok(None) };
+    let cwd = fd::readlink(Path::new(&format!("/proc/{task}/cwd"))).unwrap_or_default();
+    let path = cwd.join(name);
+    let owner = match fd::stat(&path, true) {
+        Ok(stat) if [0, owner::me()].contains(&stat.st_uid) => Some(stat.st_uid),
+        // Whoever it is may have put it there since.
+        Ok(stat) => {
+            let known = s
+                .diag()?
+                .unix(peer)
+                .at("ask the kernel for the file of its peer (sock_diag)")?;
+            (known.file == Some(stat.st_ino as u32)).then_some(stat.st_uid)
+        }
+        Err(_) => None,
+    };
+    Ok(Some(PeerFile {
+        path: FsPath(path),
+        owner,
+    }))
 }
 
 /// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which

@@ -51,6 +51,7 @@ impl Kind for Unix {
         for (_, u) in d.each::<UnixState>() {
             out.places.extend(u.places());
             out.parents.extend(u.file.iter().flat_map(|f| f.parents.iter().cloned()));
+            out.peers.extend(u.peer_place());
         }
     }
 
@@ -96,6 +97,9 @@ pub(crate) struct UnixState {
     /// Its peer was closed with data unread, of which it has not been told yet.
     #[serde(default)]
     pub(crate) reset: bool,
+    /// For a datagram socket: the file by which its peer was reached.
+    #[serde(default)]
+    pub(crate) peer_file: Option<PeerFile>,
 }
 
 impl UnixState {
@@ -108,6 +112,25 @@ impl UnixState {
         let to = file.to(&path);
         [path].into_iter().chain(to).map(|path| (path, file.owner.0)).collect()
     }
+
+    /// Where its peer is looked for, and whose the file was there, if that is known. None: it has no file.
+    fn peer_place(&self) -> Option<(PathBuf, Option<u32>)> {
+        let path = self.peer_name.unix_path()?;
+        Some(match (&self.peer_file, &self.file) {
+            (Some(file), _) => (file.path.as_path().to_owned(), file.owner),
+            (None, Some(own)) => (own.at(&path), None),
+            (None, None) => (path, None),
+        })
+    }
+}
+
+/// The file by which a peer was reached.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PeerFile {
+    /// Where it was.
+    path: FsPath,
+    /// Whose it was, where it was the peer's.
+    owner: Option<u32>,
 }
 
 /// Whether and to whom a socket is connected.

@@ -322,7 +322,7 @@ fn private<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Runs `f` in the directory to which a relative socket name belongs.
-pub(super) fn in_directory<T>(dir: Option<&Path>, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+fn in_directory<T>(dir: Option<&Path>, f: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let Some(dir) = dir else {
         return f();
     };
@@ -338,7 +338,7 @@ fn kind_of(raw: RawFd) -> io::Result<i32> {
 }
 
 /// An address that leads to the socket whose file `found` is open on, wherever it lies.
-fn address(found: &OwnedFd) -> Addr {
+pub(super) fn address(found: &OwnedFd) -> Addr {
     Addr::unix(&fd::self_path(found.as_raw_fd()))
 }
 

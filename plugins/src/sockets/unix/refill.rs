@@ -1,6 +1,6 @@
 //! Puts messages in flight back and brings the sockets to their final state.
 
-use super::places::in_directory;
+use super::places::address;
 use super::rebuild::{Socket, UnixBuild};
 use super::{Message, Peer, UnixState};
 use crate::builder::Builder;
@@ -188,16 +188,22 @@ impl Job<'_, '_> {
         let peer = self.peer(u).map_or(Ok(None), |(id, _)| self.b.lend(*id))?;
         let connected = match peer {
             Some(peer) => places.reach(peer.raw(), &u.peer_name, |to| sock::connect(raw, to)),
-            // A peer outside the job (a log daemon, say) may be there again or not; without it sends fail as they do when it dies.
-            None => in_directory(u.file.as_ref().and_then(|f| f.cwd.as_ref()).map(|d| d.as_path()), || {
-                sock::connect(raw, &u.peer_name)
-            })
-            .at("connect"),
+            None => self.outside(raw, u),
         };
         if let Err(error) = connected {
             tracing::warn!(%error, to = %u.peer_name, "could not connect a datagram socket again");
         }
         Ok(())
+    }
+
+    /// Connects it to a peer outside the job (a log daemon, say), which may be there again or not; without it sends fail
+    /// as they do when it dies.
+    fn outside(&self, raw: RawFd, u: &UnixState) -> Result<(), Fault> {
+        let Some((path, _)) = u.peer_place() else {
+            return sock::connect(raw, &u.peer_name).at("connect");
+        };
+        let found = self.b.sights.answerer(&path)?;
+        sock::connect(raw, &address(&found)).at("connect")
     }
 
     /// Everything that must come after the data.

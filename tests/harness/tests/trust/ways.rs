@@ -35,13 +35,25 @@ fn shared(job: &Job, user: User) -> Result<PathBuf, Failure> {
     Ok(shared)
 }
 
-/// Launches a program in python, which makes the file `open` when it is ready, and makes a checkpoint with all open files.
-fn launched(place: &Place, user: User, label: &str, program: &str) -> Result<(Job, PathBuf), Failure> {
-    let mut job = match user {
+/// A job that has not begun, and its shared directory.
+fn planned(place: &Place, user: User, label: &str) -> Result<(Job, PathBuf), Failure> {
+    let job = match user {
         User::Root => Job::new(place, label, user)?,
         User::Ordinary => Job::of_user(place, label, DAEMON)?,
     };
     let shared = shared(&job, user)?;
+    Ok((job, shared))
+}
+
+/// Launches a program in python, which makes the file `open` when it is ready, and makes a checkpoint with all open files.
+fn launched(place: &Place, user: User, label: &str, program: &str) -> Result<(Job, PathBuf), Failure> {
+    let (mut job, shared) = planned(place, user, label)?;
+    run_to_checkpoint(&mut job, program)?;
+    Ok((job, shared))
+}
+
+/// The same of a job that has not begun.
+fn run_to_checkpoint(job: &mut Job, program: &str) -> Result<(), Failure> {
     job.launch(
         &["--save-open-files".into()],
         &["/usr/bin/python3", "-c", program].map(str::to_owned),
@@ -52,8 +64,7 @@ fn launched(place: &Place, user: User, label: &str, program: &str) -> Result<(Jo
         std::thread::sleep(Duration::from_millis(5));
     }
     job.checkpoint()?;
-    job.kill_all()?;
-    Ok((job, shared))
+    job.kill_all()
 }
 
 /// What the stranger runs in `shared`.
@@ -302,14 +313,76 @@ except OSError: pass",
     Ok(in_time)
 }
 
+/// What a job sends to a log daemon goes on to nobody else who has taken the daemon's name since; but to a daemon that
+/// was that user's from the beginning.
+pub(crate) fn peers(place: &Place, user: User) -> Result<(), Failure> {
+    const PROGRAM: &str = "
+import os, socket, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.connect('shared/log')
+s.setblocking(False)
+open('open', 'w')
+while True:
+    try: s.send(b'of the job')
+    except OSError: pass
+    time.sleep(0.002)";
+    const SERVER: &str = "
+import os, socket
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+if os.path.lexists('log'): os.unlink('log')
+os.chdir('..')
+s.bind('shared/log')
+os.chdir('shared')
+os.chmod('log', 0o777)
+open('up', 'w')
+while True:
+    s.recv(100)
+    open('got', 'w')";
+    for strange_before in [false, true] {
+        let (mut job, shared) = planned(place, user, &format!("way-peers-{strange_before}"))?;
+        let (log, got) = (shared.join("log"), shared.join("got"));
+        let first = match strange_before {
+            true => Err(server(&shared, SERVER)?),
+            false => Ok(io("bind", UnixDatagram::bind(&log))?),
+        };
+        if !strange_before {
+            owned(user, &log)?;
+        }
+        run_to_checkpoint(&mut job, PROGRAM)?;
+        drop(first);
+        drop(std::fs::remove_file(&got));
+        let _server = server(&shared, SERVER)?;
+        job.restart(&[])?;
+        want(job.answers(LIMIT)?, || job.output_text())?;
+        let end = Instant::now() + if strange_before { LIMIT } else { Duration::from_millis(500) };
+        while !got.exists() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        want(got.exists() == strange_before, || {
+            format!("the stranger, whose it was before: {strange_before}: {}", job.output_text())
+        })?;
+        job.kill_all()?;
+    }
+    Ok(())
+}
+
+/// A server of the stranger's, which is up.
+fn server(shared: &Path, script: &str) -> Result<Stranger, Failure> {
+    let up = shared.join("up");
+    drop(std::fs::remove_file(&up));
+    let stranger = Stranger::start(shared, script)?;
+    let end = Instant::now() + LIMIT;
+    while !up.exists() {
+        want(Instant::now() < end, || "no server".into())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(stranger)
+}
+
 /// What a stranger has put in the place of the job's program is not mapped, whatever it says that it is: the job goes
 /// on with the one of the checkpoint.
 pub(crate) fn program(place: &Place, user: User) -> Result<(), Failure> {
-    let mut job = match user {
-        User::Root => Job::new(place, "way-program", user)?,
-        User::Ordinary => Job::of_user(place, "way-program", DAEMON)?,
-    };
-    let shared = shared(&job, user)?;
+    let (mut job, shared) = planned(place, user, "way-program")?;
     let program = shared.join("program");
     io("copy", std::fs::copy(place.programs().join("fault_target"), &program))?;
     mode(&program, 0o755)?;
