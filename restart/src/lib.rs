@@ -166,7 +166,6 @@ pub fn restart(
     without_agent: &WithoutAgent<'_>,
 ) -> Result<End, RestartError> {
     let (loaded, identity) = load(dir, options, group)?;
-    remains::clear(&loaded.job, options.ends_remains)?;
     let (agent, root) = (loaded.job.agent, loaded.job.root_pid);
     let clocks = Clocks {
         monotonic_ns: loaded.job.monotonic_ns,

@@ -8,6 +8,7 @@ use crate::leftout::{self, Streams};
 use crate::namespace;
 use crate::plausible;
 use crate::processor;
+use crate::remains;
 use crate::tree;
 use crate::vdso::{Foreign, Refused};
 use crate::Options;
@@ -49,7 +50,7 @@ pub(crate) struct Loaded {
 /// Longest extent that is read by one thread, so that all have work to the end.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// Reads and checks the generation in `dir`.
+/// Reads and checks the generation in `dir`, then, when nothing of the job lives any more, what it needs of this host.
 pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
     // The job's processes change directory; the image must still be found. Where `gen` is a link, only the job
     // directory knows the local tiers.
@@ -85,17 +86,20 @@ pub(crate) fn load(dir: &Path, options: &Options) -> Outcome<Loaded> {
     check_processes(&job)?;
     check_domain(job.domain.as_ref(), domain::of(std::process::id().cast_signed()))?;
     check_processor(&job, options.any_cpu)?;
+    let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
+    let foreign = foreign(&job, &blobs)?;
+    // What lives on of the job still changes its files.
+    remains::clear(&job, options.ends_remains)?;
     let code = Code {
         lacking: lacking(&job, &descriptors)?,
         files: job.code.clone(),
         table: of_all(TableId::Code)?,
     };
     let sights = check_paths(&job, &descriptors, &code)?;
-    let blobs = BlobReader::open(&dir.join(BLOB_FILE))?;
     Ok(Loaded {
         descriptors,
         sights,
-        foreign: foreign(&job, &blobs)?,
+        foreign,
         blobs,
         contents,
         code,

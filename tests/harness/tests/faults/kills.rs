@@ -199,6 +199,39 @@ pub(super) fn unattended(place: &Place, user: User, _: &mut Rng) -> Result<(), F
     job.verdict(false, LIMIT)
 }
 
+/// What lives on of a job binds its socket again while the restart waits for its end.
+pub(super) fn rebinding(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const PROGRAM: &str = "import os, socket, time
+while True:
+    if os.path.lexists('bound'): os.unlink('bound')
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    s.bind('bound')
+    time.sleep(0.02)";
+    let mut job = Job::new(place, "rebinding", user)?;
+    let command = ["/usr/bin/python3", "-c", PROGRAM].map(str::to_owned);
+    job.launch(&[], &command)?;
+    let end = Instant::now() + LIMIT;
+    while !job.work.join("bound").exists() {
+        want(Instant::now() < end, || job.output_text())?;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    job.checkpoint()?;
+    let front = job.pid().ok_or("no job")?;
+    let agent = procs::tree(front)
+        .into_iter()
+        .find(|p| *p != front && procs::comm(*p) == "belay");
+    let both = [agent.ok_or("no agent")?, front];
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        both.iter().for_each(|pid| procs::signal(*pid, signal));
+    }
+    job.wait(LIMIT)?;
+    let dir = job.dir().display().to_string();
+    let run = ["run", "--ckpt-dir", &dir, "--", "/usr/bin/python3", "-c", PROGRAM];
+    job.start(job.belay(&run))?;
+    want(job.answers(LIMIT)?, || job.output_text())?;
+    job.kill_all()
+}
+
 /// Orphans make the next one and end while the agent stops the job: it collects them meanwhile, and takes hold of one that lives.
 pub(super) fn orphans_ending(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     const MOST: usize = 1000;

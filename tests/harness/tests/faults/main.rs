@@ -49,12 +49,13 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("faults", &["fault_target", "proc_chain"]);
-    let tests: [(&str, Test); 16] = [
+    let tests: [(&str, Test); 17] = [
         ("command_ending", kills::command_ending),
         ("left_behind", kills::left_behind),
         ("command_killed", kills::command_killed),
         ("agent_killed", kills::agent_killed),
         ("unattended", kills::unattended),
+        ("rebinding", kills::rebinding),
         ("orphans_ending", kills::orphans_ending),
         ("snapshot_killed", kills::snapshot_killed),
         ("rank_killed", kills::rank_killed),
