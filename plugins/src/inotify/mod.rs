@@ -251,9 +251,11 @@ fn watch(raw: RawFd, w: &Watch) -> Result<(), Fault> {
     let path = fd::c_path(w.path.as_path()).at("name")?;
     // Where the kernel cannot be told the next number, numbers are used up: they only ever grow.
     let told = fd::ioctl_num(raw, SET_NEXT_WD, libc::c_ulong::from(w.wd.unsigned_abs())).is_ok();
+    // The path names what is watched itself, which may be a symbolic link.
+    let mask = w.mask | libc::IN_DONT_FOLLOW;
     loop {
         // SAFETY: `path` is a valid C string.
-        let wd = check(unsafe { libc::inotify_add_watch(raw, path.as_ptr(), w.mask) }).at(format!("watch {}", w.path))?;
+        let wd = check(unsafe { libc::inotify_add_watch(raw, path.as_ptr(), mask) }).at(format!("watch {}", w.path))?;
         if wd == w.wd {
             return Ok(());
         }
