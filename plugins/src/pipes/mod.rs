@@ -165,13 +165,14 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
     let reads = |id: &&DescId| s.found[**id].access() != libc::O_WRONLY;
     let pieces = match (ids.iter().find(reads), &fifo) {
         (Some(id), _) => packets::copy(s.take(*id)?.raw(), capacity)?,
-        // Another program may yet open the FIFO for reading.
-        (None, Some(_)) => {
+        // Another program may yet open the FIFO for reading. To open it here wakes those that wait for a reader, so that
+        // is done only where it must be.
+        (None, Some(_)) if fd::readable_bytes(raw).at("ask how much it holds (FIONREAD)")? > 0 => {
             let reader = fd::reopen(raw, libc::O_RDONLY | libc::O_NONBLOCK).at("open it for reading")?;
             packets::copy(reader.as_raw_fd(), capacity)?
         }
-        // What is in there belongs to a reader outside the job, or to nobody.
-        (None, None) => Vec::new(),
+        // What is in a pipe belongs to a reader outside the job, or to nobody.
+        (None, _) => Vec::new(),
     };
     let unwritten = fifo.is_some() && !has(libc::O_WRONLY) && pieces.is_empty() && is_unwritten(s, ids)?;
     let note = what.map(|what| {

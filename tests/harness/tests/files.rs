@@ -161,9 +161,44 @@ fn choices(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A program outside the job that waits for somebody to read a FIFO goes on waiting, where the job only writes to it.
+fn waiting(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const PROGRAM: &str = "import os, time
+os.mkfifo('fifo')
+both = os.open('fifo', os.O_RDWR)
+os.open('fifo', os.O_WRONLY)
+os.close(both)
+open('ready', 'w')
+time.sleep(1000)";
+    let mut job = Job::new(place, "waiting", user)?;
+    job.launch(&[], &["python3", "-c", PROGRAM].map(String::from))?;
+    until("the program is ready", || job.work.join("ready").exists())?;
+    let fifo = job.work.join("fifo");
+    let opened = std::thread::spawn(move || fs::File::options().write(true).open(fifo));
+    std::thread::sleep(Duration::from_millis(300));
+    let before = opened.is_finished();
+    job.checkpoint()?;
+    std::thread::sleep(Duration::from_millis(300));
+    let after = opened.is_finished();
+    want(!before && !after, || format!("somebody seems to read it: {before}, {after}"))?;
+    job.kill_all()?;
+    // Lets the thread go.
+    io("read", fs::File::open(job.work.join("fifo")))?;
+    opened
+        .join()
+        .map_err(|_| "the thread".to_owned())?
+        .map(drop)
+        .map_err(|e| e.to_string())
+}
+
 fn main() {
     let mut target = Target::new("files", &["fd_overwrite", "fd_renamed"]);
-    let tests: [(&str, Test); 3] = [("overwritten", overwritten), ("renamed", renamed), ("choices", choices)];
+    let tests: [(&str, Test); 4] = [
+        ("overwritten", overwritten),
+        ("renamed", renamed),
+        ("choices", choices),
+        ("waiting", waiting),
+    ];
     for (name, test) in tests {
         target.by_user(name, |_| true, test);
     }
