@@ -135,6 +135,7 @@ static void portless(void) {
     enum { NO_PORT = 24, SOCKETS = 4 };
     int s[SOCKETS], full = bound(SOCK_STREAM, loopback(AF_INET));
     addr before[SOCKETS], to = named(full);
+    int idle = bound(SOCK_STREAM, loopback(AF_INET));  // and lends its port to nobody
     OK(listen(full, 0));
     int waits = (int)OK(socket(AF_INET, SOCK_STREAM, 0));
     OK(connect(waits, &to.s, size(&to)));
@@ -151,6 +152,7 @@ static void portless(void) {
     s[3] = -1;
     int other = -1;
     while (running()) {  // attempts that go on: from an address of their own, and from any
+        EQ(option(idle, SOL_SOCKET, SO_REUSEADDR), 0);
         if (s[3] >= 0) close(s[3]);
         if (other >= 0) close(other);
         addr at = loopback(AF_INET);

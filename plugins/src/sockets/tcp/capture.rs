@@ -48,7 +48,7 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Tcp
         // Until `finish` finds the other end.
         _ => Role::Reset,
     };
-    if local.port() != 0 && !may_destroy(s)? {
+    if info.state != CLOSE && !may_destroy(s)? {
         keep_port_available(raw)?;
     }
     let set: &mut TcpSet = s.sets.of();
@@ -133,7 +133,8 @@ fn may_destroy(s: &mut Session<'_>) -> Result<bool, Fault> {
 ///
 /// When the job is killed, its connections linger in TIME_WAIT for a minute. Where they cannot be taken away, such a
 /// connection lets its port be bound again only if it had this option itself, so a restart within that minute depends
-/// on it. For a socket that is already bound it changes nothing else; sockets accepted from it inherit it.
+/// on it. Sockets accepted from one that listens inherit it. One that is only bound does without: whoever has the option
+/// too could bind its port as well, and listen there first.
 fn keep_port_available(raw: RawFd) -> Result<(), Fault> {
     sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32).at("set SO_REUSEADDR")
 }
