@@ -3,7 +3,7 @@
 use super::lists::{each, list, LISTS};
 use super::whose::{is_guessed, processes, seconds, Traces};
 use super::{change, common, limits, same_id, set_perm, taken, whose, Common, OWN_NAMESPACE};
-use crate::fault::{refuse, At, Fault, Refusal};
+use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::session::Session;
 use belay_image::blobs::{BlobReader, BlobRef};
 use serde::{Deserialize, Serialize};
@@ -90,18 +90,33 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<(i32, bool)> {
         .collect()
 }
 
+const USED: &str = "a program outside the job has used it while it was read";
+
+/// What changes in a queue when it is used.
+fn used(ds: &libc::msqid_ds) -> [i64; 6] {
+    let held = [ds.msg_qnum, ds.__msg_cbytes].map(u64::cast_signed);
+    let users = [ds.msg_lspid, ds.msg_lrpid].map(i64::from);
+    [held[0], held[1], users[0], users[1], ds.msg_stime, ds.msg_rtime]
+}
+
 fn queue(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Queue, Fault> {
     let (_, ds) = msg_stat(id, libc::IPC_STAT).at("msgctl")?;
     let mut buf = vec![0u64; usize::try_from(ds.__msg_cbytes).unwrap_or(0) / 8 + 2];
     let mut messages = Vec::new();
     for at in 0..ds.msg_qnum {
         let at = i64::try_from(at).map_err(|_| Fault::Refused("too many messages".into()))?;
-        let flags = MSG_COPY | libc::IPC_NOWAIT | libc::MSG_NOERROR;
+        let flags = MSG_COPY | libc::IPC_NOWAIT;
         // SAFETY: the buffer has room for the type and all bytes that the whole queue holds.
         let n = unsafe { libc::msgrcv(id, buf.as_mut_ptr().cast(), (buf.len() - 1) * 8, at, flags) };
-        let n = crate::sys::check_len(n).at("copy a message (MSG_COPY)")?;
+        let n = match crate::sys::check_len(n) {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::E2BIG | libc::ENOMSG)) => return not_now(USED),
+            n => n.at("copy a message (MSG_COPY)")?,
+        };
         let text: Vec<u8> = buf[1..].iter().flat_map(|w| w.to_ne_bytes()).take(n).collect();
         messages.push((buf[0].cast_signed(), s.blobs.put(&text)?));
+    }
+    if used(&msg_stat(id, libc::IPC_STAT).at("msgctl")?.1) != used(&ds) {
+        return not_now(USED);
     }
     Ok(Queue {
         common: common(id, &ds.msg_perm),
