@@ -168,7 +168,10 @@ pub fn check_path(path: &Path) -> Result<(), Refusal> {
 
 fn check(path: &Path) -> Result<Way, Fault> {
     // One that cannot be looked at is somebody else's to report.
-    let way = Way::to(path, false).unwrap_or_default();
+    let way = Way::to(path, false).unwrap_or_else(|error| {
+        tracing::warn!(%error, path = %path.display(), "cannot be looked at");
+        Way::default()
+    });
     match &way.link {
         Some(link) => refuse(format!(
             "the symbolic link {} on the way to it is another user's; remove it, or make it your own (chown -h)",

@@ -146,6 +146,11 @@ fn all_unix_sockets() -> io::Result<HashMap<u32, UnixSocket>> {
 }
 
 impl Diag {
+    /// Whether somebody has a socket that is bound to the file with a number that ends in `file`.
+    pub(crate) fn is_bound(file: u32) -> io::Result<bool> {
+        Ok(all_unix_sockets()?.values().any(|socket| socket.file == Some(file)))
+    }
+
     /// Opens it.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {

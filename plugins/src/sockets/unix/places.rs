@@ -18,14 +18,23 @@ use crate::files::{owner, Seen, Sight, Sights};
 use crate::sys::diag::Diag;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// So many names that are taken are passed over.
 const MOST_IN_THE_WAY: usize = 100;
+
+/// For so long in all, those that still have the socket of a file in the way are waited for: the killed job, as a rule.
+const PATIENCE: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(5);
+
+const STRANGE: &str = "what has its name was not there before the restart, or is neither of its owner nor of this user";
+const ANOTHER: &str = "another file has taken its place while the job was being restarted";
+const ALIVE: &str = "somebody still has the socket whose file is there, or that is no socket's";
 
 const EXCHANGED: &str =
     "it lies in another directory than its own, which somebody has exchanged while the job was being restarted; restart again";
@@ -37,6 +46,8 @@ pub(super) struct Places {
     /// Where the files of some lie.
     apart: RefCell<Vec<Apart>>,
     sights: Sights,
+    /// What is left of [`PATIENCE`].
+    patience: Cell<Duration>,
 }
 
 /// The file of one socket.
@@ -70,13 +81,6 @@ impl Placed {
         let is_it = self.seen.is(Seen::of(&found).at("stat")?);
         Ok(is_it.then_some(found))
     }
-
-    /// Gives it the last name of `to`, where `sight` is what lay there before the restart began: what a dead socket has
-    /// left there goes, and nothing else.
-    fn rename(&self, above: &OwnedFd, to: &Path, sight: Sight) -> Result<(), Fault> {
-        clear(self.kind, above, to, sight)?;
-        fd::rename_new_at(above, &self.now, to).at(format!("rename {} to {}", self.path.display(), to.display()))
-    }
 }
 
 impl Places {
@@ -86,6 +90,7 @@ impl Places {
             bound: RefCell::default(),
             apart: RefCell::default(),
             sights,
+            patience: Cell::new(PATIENCE),
         }
     }
 
@@ -107,8 +112,16 @@ impl Places {
         });
         let bind = || in_directory(cwd.as_deref(), || private(|| sock::bind(raw, name)));
         let kind = kind_of(raw).at("read its type")?;
+        let mut why = None;
         let bound = match bind() {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && self.make_room(kind, &above, &full, sight)? => bind(),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                why = self.make_room(kind, &above, &full, sight)?;
+                if why.is_none() {
+                    bind()
+                } else {
+                    Err(e)
+                }
+            }
             bound => bound,
         };
         let bound = match bound {
@@ -116,7 +129,7 @@ impl Places {
             Err(_) if !file.exists && file.renamed.is_none() => return self.bind_apart(raw, name, &path, file),
             bound => bound,
         };
-        bound.at(format!("bind {name}"))?;
+        bound.at(because(format!("bind {name}"), why))?;
         let made = made(raw, &above, &full, sight)?;
         if file.exists {
             give(&made, file).at(format!("set the owner and mode of {name}"))?;
@@ -174,13 +187,57 @@ impl Places {
         Ok(())
     }
 
-    /// Makes room for the file `path` in directory `above`, where one lies; says whether that could be done.
-    fn make_room(&self, kind: i32, above: &OwnedFd, path: &Path, sight: Sight) -> Result<bool, Fault> {
+    /// Makes room for the file `path` in directory `above`; where that cannot be done, says why.
+    fn make_room(&self, kind: i32, above: &OwnedFd, path: &Path, sight: Sight) -> Result<Option<&'static str>, Fault> {
         // Those of this rebuild are not tried: whoever listens would have one visitor more.
         if self.move_aside(above, path)? {
-            return Ok(true);
+            return Ok(None);
         }
-        clear(kind, above, path, sight)
+        self.clear(kind, above, path, sight)
+    }
+
+    /// Removes what a dead socket has left under the last name of `path` in `above`, where it was `sight` before the
+    /// restart began; where something is in the way after that, says why. What somebody else has left there, or put
+    /// there since, is not ours to remove.
+    fn clear(&self, kind: i32, above: &OwnedFd, path: &Path, sight: Sight) -> Result<Option<&'static str>, Fault> {
+        let Some(found) = look_for(above, path)? else {
+            return Ok(None);
+        };
+        let Some(seen) = sight.file else {
+            return Ok(Some(STRANGE));
+        };
+        if !seen.is(Seen::of(&found).at("stat")?) {
+            return Ok(Some(ANOTHER));
+        }
+        let is_stale = || is_stale(kind, &found).at("look at what has its name");
+        if !is_stale()? {
+            self.outlast(&found)?;
+            if !is_stale()? {
+                return Ok(Some(ALIVE));
+            }
+        }
+        fd::unlink_at(above, path).at("remove what a dead socket has left")?;
+        Ok(None)
+    }
+
+    /// Waits for those that have a socket bound to `file`, without a visit to whoever listens there.
+    fn outlast(&self, file: &OwnedFd) -> Result<(), Fault> {
+        let ino = fd::fstat(file.as_raw_fd()).at("stat")?.st_ino as u32;
+        while Diag::is_bound(ino).at("ask the kernel for sockets (sock_diag)")? {
+            let Some(left) = self.patience.get().checked_sub(STEP) else {
+                break;
+            };
+            self.patience.set(left);
+            std::thread::sleep(STEP);
+        }
+        Ok(())
+    }
+
+    /// Gives the file of `placed`, in `above`, the last name of `to`: what a dead socket has left there goes, and nothing else.
+    fn rename(&self, placed: &Placed, above: &OwnedFd, to: &Path) -> Result<(), Fault> {
+        let why = self.clear(placed.kind, above, to, self.sights.at(to))?;
+        let step = format!("rename {} to {}", placed.path.display(), to.display());
+        fd::rename_new_at(above, &placed.now, to).at(because(step, why))
     }
 
     /// Makes room where the file of a socket lies that has been made before; says whether one does.
@@ -252,7 +309,7 @@ impl Places {
             let above = p.above()?;
             let Some(found) = p.find(&above)? else { continue };
             give(&found, &p.file).at(format!("set the owner and mode of {}", p.path.display()))?;
-            p.rename(&above, &to, self.sights.at(&to))?;
+            self.rename(p, &above, &to)?;
         }
         for p in all.values().filter(|p| p.file.exists && p.now != p.path) {
             let above = p.above()?;
@@ -262,24 +319,18 @@ impl Places {
                     p.path.display()
                 ));
             }
-            p.rename(&above, &p.path, self.sights.at(&p.path))?;
+            self.rename(p, &above, &p.path)?;
         }
         Ok(())
     }
 }
 
-/// Removes what a dead socket has left under the last name of `path` in `above`, where it was `sight` before the
-/// restart began; says whether anything was there to remove. What somebody else has left there, or put there since, is
-/// not ours to remove.
-fn clear(kind: i32, above: &OwnedFd, path: &Path, sight: Sight) -> Result<bool, Fault> {
-    let (Some(seen), Some(found)) = (sight.file, look_for(above, path)?) else {
-        return Ok(false);
-    };
-    if !seen.is(Seen::of(&found).at("stat")?) || !is_stale(kind, &found).at("look at what has its name")? {
-        return Ok(false);
+/// `step`, and why it fails if it does.
+fn because(step: String, why: Option<&str>) -> String {
+    match why {
+        Some(why) => format!("{step} ({why})"),
+        None => step,
     }
-    fd::unlink_at(above, path).at("remove what a dead socket has left")?;
-    Ok(true)
 }
 
 /// Opens what has the last name of `path` in directory `above`.
@@ -413,6 +464,34 @@ mod tests {
         std::fs::remove_file(&bound).unwrap();
         assert!(restart(look(&to)).0.is_err());
         assert_eq!(std::fs::read(&to).unwrap(), b"own");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn who_still_has_a_socket_for_a_moment_is_waited_for() {
+        let dir = std::env::temp_dir().join(format!("belay-outlast-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("x");
+        let file = BoundFile {
+            exists: true,
+            owner: (owner::me(), 0),
+            ..BoundFile::default()
+        };
+        let bind = || {
+            let places = Places::new(Sights::with(&path, look(&path)));
+            let socket = sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).unwrap();
+            let bound = places.bind(socket.as_raw_fd(), &Addr::unix(&path), Some(&file));
+            bound.map_err(|e| e.to_string())
+        };
+        let server = UnixDatagram::bind(&path).unwrap();
+        let said = bind().unwrap_err();
+        assert!(said.contains(ALIVE), "{said}");
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE / 4);
+            drop(server);
+        });
+        assert_eq!(bind(), Ok(()));
+        ends.join().unwrap();
         std::fs::remove_dir_all(dir).unwrap();
     }
 
