@@ -29,6 +29,39 @@ static int recv_fds(int s, void *d, size_t n, int *fds) {
     memcpy(fds, CMSG_DATA(h), sizeof(int) * (size_t)k);
     return k;
 }
+// Messages in flight of whoever may be named (root: somebody else). After a restart another process has sent them.
+static void creds(void) {
+    enum { KINDS = 3, OTHER = 1234 };
+    static const int types[KINDS] = {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET};
+    int s[KINDS][2], on = 1;
+    for (int i = 0; i < KINDS; i++) {
+        OK(socketpair(AF_UNIX, types[i], 0, s[i]));
+        OK(setsockopt(s[i][1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on));
+    }
+    uid_t who = geteuid() ? geteuid() : OTHER;
+    gid_t group = geteuid() ? getegid() : OTHER;
+    while (running()) {
+        for (int i = 0; i < KINDS; i++) {
+            char d = 'x', c[CMSG_SPACE(sizeof(struct ucred))];
+            memset(c, 0, sizeof c);
+            struct iovec v = {&d, 1};
+            struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c, .msg_controllen = sizeof c};
+            struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+            *h = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(struct ucred)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_CREDENTIALS};
+            struct ucred own = {getpid(), who, group}, told;
+            memcpy(CMSG_DATA(h), &own, sizeof own);
+            EQ(sendmsg(s[i][0], &m, 0), 1);
+            nap_us(2000);
+            EQ(recvmsg(s[i][1], &m, MSG_DONTWAIT), 1);
+            h = CMSG_FIRSTHDR(&m);
+            CHECK(h && h->cmsg_type == SCM_CREDENTIALS);
+            memcpy(&told, CMSG_DATA(h), sizeof told);
+            EQ(told.uid, who);
+            EQ(told.gid, group);
+            CHECK(told.pid > 0);
+        }
+    }
+}
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "stream";
     char name[64];
@@ -116,6 +149,8 @@ int main(int argc, char **argv) {
             nap_us(8000);  // nobody waits: a checkpoint can be taken
         }
         if (!abs) unlink(ad.sun_path);
+    } else if (!strcmp(kind, "creds")) {
+        creds();
     } else if (!strcmp(kind, "reused")) {  // one path, to which several sockets have been bound, one after the other
         struct sockaddr_un path = {.sun_family = AF_UNIX}, who;
         snprintf(path.sun_path, sizeof path.sun_path, "reused.%d", getpid());

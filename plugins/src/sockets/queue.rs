@@ -21,6 +21,7 @@ pub(crate) struct Peeked {
     pub(crate) data: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) from: Addr,
+    pub(crate) creds: Option<libc::ucred>,
 }
 
 /// All messages in the queue of `raw`.
@@ -98,6 +99,7 @@ fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
                     Some(segment) => out.extend(buf[..r.len].chunks(segment).map(|data| Peeked {
                         data: data.to_vec(),
                         fds: Vec::new(),
+                        creds: None,
                         from: r.from.clone(),
                     })),
                     None => out.push(message(r, &buf)),
@@ -146,6 +148,7 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
                 data: m.data[..plain].to_vec(),
                 fds: Vec::new(),
                 from: m.from.clone(),
+                creds: m.creds,
             });
             m.data.drain(..plain);
         }
@@ -174,6 +177,7 @@ fn message(r: Received, buf: &[u8]) -> Peeked {
         data: buf[..r.len].to_vec(),
         fds: r.fds,
         from: r.from,
+        creds: r.creds,
     }
 }
 

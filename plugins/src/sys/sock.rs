@@ -339,6 +339,8 @@ pub(crate) struct Received {
     pub(crate) fds: Vec<OwnedFd>,
     /// `MSG_*` flags of the message.
     pub(crate) flags: i32,
+    /// Process, user and group of its sender, where SO_PASSCRED is set and the kernel knows them.
+    pub(crate) creds: Option<libc::ucred>,
     /// Where several datagrams have come as one (UDP_GRO): how long each is, but for the last.
     pub(crate) segment: Option<usize>,
 }
@@ -362,7 +364,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
     // SAFETY: every pointer in `msg` is valid for the length beside it.
     let len = check_len(unsafe { libc::recvmsg(fd, &mut msg, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) })?;
     addr.truncate(msg.msg_namelen as usize);
-    let (mut fds, mut segment) = (Vec::new(), None);
+    let (mut fds, mut segment, mut creds) = (Vec::new(), None, None);
     // SAFETY: `msg` describes the control buffer as the kernel left it.
     let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
     // SAFETY: a non-null header lies within the control buffer.
@@ -379,6 +381,11 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
                 fds.extend(received.filter(|_| h.cmsg_type == libc::SCM_RIGHTS));
             }
         }
+        if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_CREDENTIALS {
+            // SAFETY: the data begins behind the header, and is this structure.
+            let sender = unsafe { libc::CMSG_DATA(h).cast::<libc::ucred>().read_unaligned() };
+            creds = (sender.pid != 0).then_some(sender);
+        }
         if h.cmsg_level == libc::SOL_UDP && h.cmsg_type == libc::UDP_GRO {
             // SAFETY: the data begins behind the header, and is a number.
             let length = unsafe { libc::CMSG_DATA(h).cast::<i32>().read_unaligned() };
@@ -392,6 +399,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
         from: Addr(addr),
         fds,
         flags: msg.msg_flags,
+        creds,
         segment,
     })
 }
@@ -429,6 +437,28 @@ pub(crate) fn peek_all_but_last_byte(fd: RawFd, len: usize) -> io::Result<usize>
 
 /// `sendmsg` of `data` with descriptors `fds`, to `to` where given, never blocking and without SIGPIPE.
 pub(crate) fn send(fd: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>) -> io::Result<usize> {
+    send_as(fd, data, (fds, None), to)
+}
+
+/// Writes a control message at `head`, where there is room for it.
+fn control(head: &mut libc::cmsghdr, kind: i32, data: &[u8]) {
+    head.cmsg_level = libc::SOL_SOCKET;
+    head.cmsg_type = kind;
+    // SAFETY: CMSG_LEN only computes a length.
+    head.cmsg_len = unsafe { libc::CMSG_LEN(data.len() as u32) } as usize;
+    // SAFETY: the data begins behind the header.
+    let at = unsafe { libc::CMSG_DATA(head) };
+    // SAFETY: there is room, as the caller says.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
+}
+
+/// The same, with `creds` as those of its sender where given.
+pub(crate) fn send_as(
+    fd: RawFd,
+    data: &[u8],
+    (fds, creds): (&[RawFd], Option<libc::ucred>),
+    to: Option<&Addr>,
+) -> io::Result<usize> {
     let mut iov = libc::iovec {
         iov_base: data.as_ptr().cast_mut().cast(),
         iov_len: data.len(),
@@ -441,22 +471,29 @@ pub(crate) fn send(fd: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>) -> 
         msg.msg_name = to.0.as_ptr().cast_mut().cast();
         msg.msg_namelen = to.0.len() as libc::socklen_t;
     }
-    let mut control = vec![0u64; CONTROL_WORDS];
-    if !fds.is_empty() {
-        let bytes = size_of_val(fds) as u32;
-        msg.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: CMSG_SPACE only computes a length; the buffer has room for the most descriptors a message can carry.
-        msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as usize;
-        // SAFETY: the control buffer is large enough for one header.
-        let head = unsafe { &mut *libc::CMSG_FIRSTHDR(&msg) };
-        head.cmsg_level = libc::SOL_SOCKET;
-        head.cmsg_type = libc::SCM_RIGHTS;
-        // SAFETY: CMSG_LEN only computes a length.
-        head.cmsg_len = unsafe { libc::CMSG_LEN(bytes) } as usize;
-        // SAFETY: the data begins behind the header.
-        let at = unsafe { libc::CMSG_DATA(head) };
-        // SAFETY: the buffer has room for the numbers, see CMSG_SPACE above.
-        unsafe { std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), at, bytes as usize) };
+    let numbers: Vec<u8> = fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
+    let sender: Vec<u8> = creds
+        .iter()
+        .flat_map(|c| [c.pid.to_ne_bytes(), c.uid.to_ne_bytes(), c.gid.to_ne_bytes()].concat())
+        .collect();
+    let all = [(libc::SCM_RIGHTS, numbers), (libc::SCM_CREDENTIALS, sender)];
+    let parts: Vec<_> = all.iter().filter(|(_, data)| !data.is_empty()).collect();
+    let mut room = vec![0u64; CONTROL_WORDS];
+    if !parts.is_empty() {
+        msg.msg_control = room.as_mut_ptr().cast();
+        // SAFETY: CMSG_SPACE only computes a length.
+        let space = |bytes: usize| unsafe { libc::CMSG_SPACE(bytes as u32) } as usize;
+        // There is room for the most descriptors a message can carry, and more.
+        msg.msg_controllen = parts.iter().map(|(_, data)| space(data.len())).sum();
+        // SAFETY: `msg` describes the control buffer.
+        let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
+        for (kind, data) in parts {
+            // SAFETY: a non-null header lies within the control buffer.
+            let Some(h) = (unsafe { head.as_mut() }) else { break };
+            control(h, *kind, data);
+            // SAFETY: `head` is a header of `msg`.
+            head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
+        }
     }
     // SAFETY: every pointer in `msg` is valid for the length beside it.
     check_len(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) })

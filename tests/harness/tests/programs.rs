@@ -151,6 +151,7 @@ fn cases() -> Vec<Case> {
         prog("fd_unix rights"),
         prog("fd_unix handed").transient("in flight in a socket"),
         prog("fd_unix half"),
+        prog("fd_unix creds"),
         // So many that they are looked at together.
         prog("fd_unix abstract crowd").transient("waits to be accepted"),
         prog("fd_unix half crowd"),

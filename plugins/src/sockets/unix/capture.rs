@@ -160,7 +160,12 @@ fn queue(s: &mut Session<'_>, raw: i32, kind: i32, holder: Holder) -> Result<Vec
             .into_iter()
             .map(|fd| s.intern(Look::of_own(fd.as_raw_fd())?, Some(fd), in_flight))
             .collect::<Result<Vec<_>, _>>()?;
-        out.push(Message { data, fds, from: m.from });
+        out.push(Message {
+            data,
+            fds,
+            from: m.from,
+            whose: m.creds.map(|c| (c.uid, c.gid)),
+        });
     }
     Ok(out)
 }

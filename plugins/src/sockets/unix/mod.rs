@@ -186,4 +186,7 @@ pub(crate) struct Message {
     pub(crate) fds: Vec<DescId>,
     /// Name of its sender.
     pub(crate) from: Addr,
+    /// User and group of its sender, where the receiver is told of them.
+    #[serde(default)]
+    pub(crate) whose: Option<(u32, u32)>,
 }

@@ -129,20 +129,20 @@ impl Job<'_, '_> {
         let other = other.as_ref().map(Lent::raw);
         if u.kind != libc::SOCK_DGRAM {
             return match other {
-                Some(raw) => send_all(raw, &data, &fds, None, u.kind == libc::SOCK_STREAM),
+                Some(raw) => send_all(raw, &data, (&fds, m.whose), None, u.kind == libc::SOCK_STREAM),
                 None => refuse("holds data, but has no peer to send it from"),
             };
         }
         let sender = self.sender(u, other, &m.from)?;
         let raw = match &sender {
-            Sender::Peer(raw) => return send_all(*raw, &data, &fds, None, false),
+            Sender::Peer(raw) => return send_all(*raw, &data, (&fds, m.whose), None, false),
             Sender::Socket(own) => own.raw(),
             Sender::Temporary(fd) => fd.as_raw_fd(),
         };
         let Some(own) = b.lend(id)? else { return Ok(()) };
         let mut sent = Ok(());
         let reached = build.places.reach(own.raw(), &u.name, |to| {
-            sent = send_all(raw, &data, &fds, Some(to), false);
+            sent = send_all(raw, &data, (&fds, m.whose), Some(to), false);
             Ok(())
         });
         reached.and(sent)
@@ -231,13 +231,30 @@ enum Sender {
     Temporary(OwnedFd),
 }
 
+/// A sender of this user and group. There is no process yet but this one.
+fn agent_as((uid, gid): (u32, u32)) -> libc::ucred {
+    libc::ucred {
+        pid: std::process::id().cast_signed(),
+        uid,
+        gid,
+    }
+}
+
 /// Sends a message whole, making the sender's buffer larger for the moment where needed.
-fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: bool) -> Result<(), Fault> {
+fn send_all(
+    raw: RawFd,
+    data: &[u8],
+    (fds, whose): (&[RawFd], Option<(u32, u32)>),
+    to: Option<&Addr>,
+    stream: bool,
+) -> Result<(), Fault> {
     let mut rest = data;
     let mut fds = fds;
+    let mut creds = whose.map(agent_as);
+    let mut named = whose.is_some();
     let mut grown = None;
     loop {
-        match sock::send(raw, rest, fds, to) {
+        match sock::send_as(raw, rest, (fds, creds), to) {
             Ok(n) if n == rest.len() => return Ok(()),
             Ok(n) if stream => {
                 rest = &rest[n..];
@@ -249,6 +266,12 @@ fn send_all(raw: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>, stream: b
                     return Err(e).at("put a message in flight back");
                 }
                 grown = Some(Enlarged::new(raw));
+            }
+            // It is told as the agent's own where nobody else's can be named.
+            Err(e) if named && matches!(e.raw_os_error(), Some(libc::EPERM | libc::EINVAL)) => {
+                named = false;
+                // SAFETY: these calls have no preconditions.
+                creds = Some(agent_as(unsafe { (libc::geteuid(), libc::getegid()) }));
             }
             Err(e) => return Err(e).at("put a message in flight back"),
         }
