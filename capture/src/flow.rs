@@ -38,7 +38,6 @@ use crate::Snapshot;
 use crate::Tracking;
 use belay_abi::inject::ThreadTable;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
-use belay_image::sections::{Kind, SectionFile};
 use belay_image::{blobs::BlobWriter, checksum, BLOB_FILE};
 use belay_kernel::{blob::Blob, domain, proc, prompt, vdso};
 use belay_plugins::gate::gpu;
@@ -71,6 +70,7 @@ pub(crate) fn take(
     let _first = prompt::First::now();
     let blob = injected::program()?;
     let mut blobs = BlobWriter::create(&order.dir.join(BLOB_FILE))?;
+    let host = Host::look(&mut blobs)?;
     let mut clock = Clock::new(on_phase);
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
@@ -107,7 +107,8 @@ pub(crate) fn take(
     histories::note(&descriptors, order.dir)?;
     clock.enter(Phase::Snapshot);
     let (mut captured, copies) = copy(job, captured, order, (session, tracking))?;
-    // Nobody goes on before everybody has captured.
+    // Nobody goes on before everybody has captured. From here on nothing may fail, since the others would not hear of it:
+    // they come to no more meetings.
     meet(order.group)?;
     clock.enter(Phase::Resume);
     let (processes, threads) = (job.processes.len(), job.tasks());
@@ -116,7 +117,7 @@ pub(crate) fn take(
     let (held, end) = go_on(held, copies.stay, &mut clock);
 
     captured.join(states);
-    let (sections, job) = image(order.root_pid, captured.processes, &descriptors, &mut blobs)?;
+    let job = host.image(order.root_pid, captured.processes);
     let snapshot = Snapshot {
         blocked: end.saturating_duration_since(begin),
         phases: clock.phases,
@@ -132,7 +133,6 @@ pub(crate) fn take(
         reason: copies.reason,
         dir: order.dir.to_owned(),
         job,
-        sections,
         children: copies.children,
         writers: order.options.writers,
         watch: copies.watch,
@@ -420,34 +420,43 @@ fn go_on(mut held: Held, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, In
     (None, end)
 }
 
-/// What the image says of the job.
-fn image(
-    root_pid: i32,
-    processes: Vec<Process>,
-    descriptors: &Descriptors,
-    blobs: &mut BlobWriter,
-) -> Result<(SectionFile, Job), CaptureError> {
-    let mut sections = SectionFile::new();
-    sections.push_json(Kind::Descriptors, descriptors)?;
-    let (vdso_xxh3, kernel_pages) = kernel_pages(blobs)?;
-    let job = Job {
-        arch: std::env::consts::ARCH.into(),
-        kernel: read_line("/proc/sys/kernel/osrelease"),
-        host: read_line("/proc/sys/kernel/hostname"),
-        boot_id: read_line("/proc/sys/kernel/random/boot_id"),
-        time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        vdso_xxh3,
-        kernel_pages,
-        processor: Some(Processor::own()),
-        domain: domain::of(agent()).map(|label| label.as_slice().into()),
-        agent: agent_identity(agent())?,
-        root_pid,
-        processes,
-        monotonic_ns: monotonic_ns(),
-        boottime_ns: Some(boottime_ns()),
-        code: Vec::new(),
-    };
-    Ok((sections, job))
+/// What the image says of the place of the checkpoint.
+struct Host {
+    vdso_xxh3: u64,
+    kernel_pages: Option<KernelPages>,
+    agent: AgentIdentity,
+}
+
+impl Host {
+    fn look(blobs: &mut BlobWriter) -> Result<Self, CaptureError> {
+        let (vdso_xxh3, kernel_pages) = kernel_pages(blobs)?;
+        Ok(Self {
+            vdso_xxh3,
+            kernel_pages,
+            agent: agent_identity(agent())?,
+        })
+    }
+
+    /// What the image says of the job.
+    fn image(self, root_pid: i32, processes: Vec<Process>) -> Job {
+        Job {
+            arch: std::env::consts::ARCH.into(),
+            kernel: read_line("/proc/sys/kernel/osrelease"),
+            host: read_line("/proc/sys/kernel/hostname"),
+            boot_id: read_line("/proc/sys/kernel/random/boot_id"),
+            time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            vdso_xxh3: self.vdso_xxh3,
+            kernel_pages: self.kernel_pages,
+            processor: Some(Processor::own()),
+            domain: domain::of(agent()).map(|label| label.as_slice().into()),
+            agent: self.agent,
+            root_pid,
+            processes,
+            monotonic_ns: monotonic_ns(),
+            boottime_ns: Some(boottime_ns()),
+            code: Vec::new(),
+        }
+    }
 }
 
 /// Waits for the other nodes.

@@ -107,7 +107,6 @@ pub struct Snapshot {
     pub reason: String,
     dir: PathBuf,
     job: Job,
-    sections: SectionFile,
     descriptors: Descriptors,
     code: Code,
     save_code: bool,
@@ -230,8 +229,10 @@ impl Snapshot {
             index.write(&self.dir.join(id.file_name()))?;
             files.push(id.file_name());
         }
-        self.sections.push_json(Kind::Job, &self.job)?;
-        self.sections.write(&self.dir.join(JOB_FILE))?;
+        let mut sections = SectionFile::new();
+        sections.push_json(Kind::Descriptors, &self.descriptors)?;
+        sections.push_json(Kind::Job, &self.job)?;
+        sections.write(&self.dir.join(JOB_FILE))?;
         files.push(JOB_FILE.to_owned());
         files.push(BLOB_FILE.to_owned());
         let files = files

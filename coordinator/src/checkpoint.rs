@@ -115,8 +115,11 @@ impl Writing {
     ) -> Result<Self, Failure> {
         let done = done.try_clone().map_err(|e| Failure::system("make a wake-up channel", &e))?;
         let draft = Draft::create(dir, number)?;
+        let counters = Arc::new(Counters::default());
+        let writer = Writer::start(counters.clone(), done).map_err(|e| Failure::system("start the writer thread", &e))?;
         let (mut snapshot, held) =
             belay_capture::capture(root_pid, &draft.path, options, (&mut session, tracking), group, on_phase)?;
+        // Nothing may fail from here on: other nodes have gone on.
         let facts = Facts {
             blocked: snapshot.blocked,
             phases: snapshot.phases.clone(),
@@ -132,12 +135,9 @@ impl Writing {
         let (notes, gated) = (snapshot.notes.clone(), snapshot.gated);
         let ended_meanwhile = ended.is_none() && snapshot.root_had_ended;
         on_phase(Phase::Write);
-        let counters = Arc::new(Counters::default());
         counters.expected.store(snapshot.bytes(), Ordering::Relaxed);
         let (watch, copies) = (snapshot.take_watch(), snapshot.copies());
-        let (send, result) = mpsc::channel();
-        let thread = spawn_writer(snapshot, session, counters.clone(), send, done)
-            .map_err(|e| Failure::system("start the writer thread", &e))?;
+        let (thread, result) = writer.write(snapshot, session);
         Ok(Self {
             wanted: wanted.clone(),
             ended,
@@ -301,20 +301,35 @@ impl Writing {
     }
 }
 
-fn spawn_writer(
-    snapshot: Snapshot,
-    mut session: Session,
-    counters: Arc<Counters>,
-    send: mpsc::Sender<Result<Written, CaptureError>>,
-    done: Wake,
-) -> std::io::Result<JoinHandle<()>> {
-    prompt::spawn(std::thread::Builder::new().name("belay-write".into()), move || {
-        let written = snapshot.write(&mut session, &|bytes, expected| {
-            counters.bytes.store(bytes, Ordering::Relaxed);
-            counters.expected.store(expected, Ordering::Relaxed);
-        });
-        // The receiver lives until this thread is joined.
-        drop(send.send(written.map(|(files, found)| Written { files, found, session })));
-        done.wake();
-    })
+/// The thread that writes, before it has anything to write.
+struct Writer {
+    thread: JoinHandle<()>,
+    work: mpsc::Sender<(Snapshot, Session)>,
+    result: mpsc::Receiver<Result<Written, CaptureError>>,
+}
+
+impl Writer {
+    /// It counts what it does, and wakes `done` when it has done it.
+    fn start(counters: Arc<Counters>, done: Wake) -> std::io::Result<Self> {
+        let (work, given) = mpsc::channel::<(Snapshot, Session)>();
+        let (send, result) = mpsc::channel();
+        let thread = prompt::spawn(std::thread::Builder::new().name("belay-write".into()), move || {
+            // None comes where the capture has failed.
+            let Ok((snapshot, mut session)) = given.recv() else { return };
+            let written = snapshot.write(&mut session, &|bytes, expected| {
+                counters.bytes.store(bytes, Ordering::Relaxed);
+                counters.expected.store(expected, Ordering::Relaxed);
+            });
+            // The receiver lives until this thread is joined.
+            drop(send.send(written.map(|(files, found)| Written { files, found, session })));
+            done.wake();
+        })?;
+        Ok(Self { thread, work, result })
+    }
+
+    /// Where it waited in vain, since it has died, the result says so.
+    fn write(self, snapshot: Snapshot, session: Session) -> (JoinHandle<()>, mpsc::Receiver<Result<Written, CaptureError>>) {
+        drop(self.work.send((snapshot, session)));
+        (self.thread, self.result)
+    }
 }
