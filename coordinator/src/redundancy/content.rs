@@ -1,6 +1,6 @@
 //! What a host has of a generation, as one stream of bytes: the manifest, the files it lists, the chunks it lists.
 
-use crate::{generations, Failure};
+use crate::{generations, verify, Failure};
 use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
 use belay_image::ImageError;
@@ -129,6 +129,8 @@ impl From<ImageError> for Unfit {
 /// The same, of generation `number` in `dir`, whose files and pages must be what was written: a file that is damaged is named.
 pub(crate) fn checked_sums(dir: &Path, number: u64, segments: (u64, usize)) -> Result<Vec<u64>, Unfit> {
     let mut check = Check::new(dir, number)?;
+    // Their file has no checksum in the manifest.
+    verify::byte_strings(&dir.join("gen").join(generations::name(number)))?;
     each_block(segments, |at, bytes| {
         let data = read(dir, number, &check.parts, at, bytes).map_err(|e| check.unread(&e))?;
         check.feed(&data)?;
@@ -297,8 +299,10 @@ pub(crate) fn read_parity(dir: &Path, number: u64, at: u64, bytes: usize) -> io:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_image::blobs::BlobWriter;
     use belay_image::manifest::FileEntry;
-    use belay_image::TableId;
+    use belay_image::sections::{Kind, SectionFile};
+    use belay_image::{TableId, BLOB_FILE, JOB_FILE};
     use belay_storage::engine::{Engine, Options};
 
     /// Generation 1 of a job with a file, a blob file, an empty file and a chunk.
@@ -313,13 +317,19 @@ mod tests {
         session.set_table(TableId::Process(1), table).unwrap();
         session.seal().unwrap();
         session.publish().unwrap();
-        let files = [("job.bimg", 5000), ("none", 0), ("blobs.bin", 100)].map(|(name, bytes)| {
-            let data = vec![7; bytes];
-            std::fs::write(own.join(name), &data).unwrap();
+        let mut blobs = BlobWriter::create(&own.join(BLOB_FILE)).unwrap();
+        let strings = [[7; 60], [8; 60]].map(|data| blobs.put(&data).unwrap());
+        let mut job = SectionFile::new();
+        job.push_json(Kind::Job, &strings).unwrap();
+        job.push(Kind::Extents, vec![7; 5000]);
+        job.write(&own.join(JOB_FILE)).unwrap();
+        std::fs::write(own.join("none"), []).unwrap();
+        let files = [JOB_FILE, "none", BLOB_FILE].map(|name| {
+            let data = std::fs::read(own.join(name)).unwrap();
             FileEntry {
                 name: name.into(),
-                bytes: bytes as u64,
-                xxh3: (name != "blobs.bin").then(|| belay_image::checksum(&data)),
+                bytes: data.len() as u64,
+                xxh3: (name != BLOB_FILE).then(|| belay_image::checksum(&data)),
             }
         });
         let manifest = Manifest {
@@ -367,10 +377,14 @@ mod tests {
             let sums = sums(&dir, 1, &parts, segments).unwrap();
             assert_eq!(checked_sums(&dir, 1, segments).unwrap(), sums);
             let chunk = parts.last().unwrap();
-            let job = &parts[1];
+            let [_, job, _, blobs, ..] = &parts[..] else {
+                panic!("{parts:?}")
+            };
             let places = [
                 (job, 0),
-                (job, 4999),
+                (job, job.bytes - 1),
+                (blobs, 0),
+                (blobs, blobs.bytes - 1),
                 (chunk, 0),
                 (chunk, 300 * PAGE),
                 (chunk, 600 * PAGE - 1),
