@@ -312,9 +312,7 @@ impl ControlMemory {
     /// Lends what the writers wait for or are about to, as far as there are places. A writer that has failed is told of
     /// here: others may wait for what it holds.
     pub(crate) fn lend(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
-        for k in 0..work.tables.len() {
-            self.look_for_failure(k, pid, session)?;
-        }
+        self.look_for_failures(work, pid, session)?;
         let head = self.control();
         // SAFETY: as above.
         let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
@@ -337,7 +335,11 @@ impl ControlMemory {
         Ok(())
     }
 
-    /// Why writer `k` has failed, where it has.
+    /// Why a writer has failed, where one has.
+    pub(crate) fn look_for_failures(&self, work: &Work, pid: i32, session: &Session) -> Result<(), CaptureError> {
+        (0..work.tables.len()).try_for_each(|k| self.look_for_failure(k, pid, session))
+    }
+
     fn look_for_failure(&self, k: usize, pid: i32, session: &Session) -> Result<(), CaptureError> {
         // SAFETY: the head is mapped; this is an atomic.
         match unsafe { (*self.writer(k)).error.load(Acquire) } {

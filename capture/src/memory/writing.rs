@@ -117,7 +117,7 @@ impl All {
         let mut out = Vec::new();
         // Whose writers are done leaves them to the next one before anything else.
         let (mut done, at_work): (Vec<_>, Vec<_>) = std::mem::take(&mut self.at_work).into_iter().partition(AtWork::is_done);
-        done.iter_mut().for_each(AtWork::written_by_now);
+        done.iter_mut().try_for_each(|w| w.written_by_now(session))?;
         self.at_work = at_work;
         let mut came_further = !done.is_empty();
         self.leaving.extend(done);

@@ -217,10 +217,13 @@ impl AtWork {
         pidfd::gone_within(self.copy.pidfd.as_fd(), limit);
     }
 
-    /// The writers are done: what they could not read is known.
-    pub(crate) fn written_by_now(&mut self) {
+    /// The writers are done: what they could not read is known. What one has failed to write is not given back, and others
+    /// would wait for it.
+    pub(crate) fn written_by_now(&mut self, session: &Session) -> Result<(), CaptureError> {
+        self.copy.control.look_for_failures(&self.work, self.child.pid, session)?;
         let refused = self.copy.control.refused(&self.work).into_iter();
         self.refused = refused.filter_map(|i| self.ranges.get(i).copied()).collect();
+        Ok(())
     }
 
     /// Whether [`AtWork::settle`] has been called.
