@@ -44,6 +44,12 @@ impl Generation {
     }
 
     pub(crate) fn open(number: u64, path: PathBuf) -> Self {
+        let store = Store::of_generation(&path);
+        Self::open_with(number, path, &store, &mut BTreeSet::new())
+    }
+
+    /// The same, where the `store` has been opened, and these chunks (number, pages) are known to be `present`.
+    fn open_with(number: u64, path: PathBuf, store: &Store, present: &mut BTreeSet<(u32, u32)>) -> Self {
         let manifest = Manifest::read(&path).and_then(|m| {
             for f in &m.files {
                 let file = path.join(&f.name);
@@ -52,8 +58,12 @@ impl Generation {
                     return Err(ImageError::damaged(&file, format!("{found} bytes instead of {}", f.bytes)));
                 }
             }
-            let store = Store::of_generation(&path);
-            m.chunks.iter().try_for_each(|c| store.check_present(c))?;
+            for c in &m.chunks {
+                if !present.contains(&(c.id, c.pages)) {
+                    store.check_present(c)?;
+                    present.insert((c.id, c.pages));
+                }
+            }
             Ok(m)
         });
         Self { number, path, manifest }
@@ -183,10 +193,20 @@ pub(crate) fn numbers(dir: &Path) -> Result<Vec<u64>, Failure> {
     Ok(numbers)
 }
 
-/// The generations in `dir`, oldest first.
+/// The generations in `dir`, oldest first. Each chunk is looked for once, which on a shared file system takes its time
+/// all the same: ask for [`numbers`] or [`manifests`] where they are enough.
 pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
     let numbers = numbers(dir)?;
-    Ok(numbers.into_iter().map(|n| Generation::open(n, dir.join(name(n)))).collect())
+    let store = Store::of_generation(&dir.join("any"));
+    let mut present = BTreeSet::new();
+    let open = |n| Generation::open_with(n, dir.join(name(n)), &store, &mut present);
+    Ok(numbers.into_iter().map(open).collect())
+}
+
+/// What the generations in `dir` consist of, oldest first, wherever that may be.
+pub(crate) fn manifests(dir: &Path) -> Result<impl Iterator<Item = (u64, Result<Manifest, ImageError>)> + '_, Failure> {
+    let numbers = numbers(dir)?;
+    Ok(numbers.into_iter().map(|n| (n, Manifest::read(&dir.join(name(n))))))
 }
 
 /// The order in which a restart tries generations `numbers` of `dir`: the newest first, and last those that hold only
@@ -274,8 +294,8 @@ pub fn remove_all(dir: &Path, numbers: &[u64]) -> Result<(), Failure> {
 
 /// Bytes of the generations' own files, without the chunks they share.
 pub fn own_bytes(dir: &Path) -> Result<u64, Failure> {
-    let sizes = |g: Generation| g.manifest.map_or(0, |m| m.files.iter().map(|f| f.bytes).sum());
-    Ok(list(dir)?.into_iter().map(sizes).sum())
+    let sizes = |m: Manifest| m.files.iter().map(|f| f.bytes).sum::<u64>();
+    Ok(manifests(dir)?.map(|(_, m)| m.map_or(0, sizes)).sum())
 }
 
 /// The chunks that the generations in `dir` refer to. `None` while a manifest cannot be read: what it refers to is not
@@ -283,11 +303,11 @@ pub fn own_bytes(dir: &Path) -> Result<u64, Failure> {
 /// retention of those after it.
 pub fn needed_chunks(dir: &Path) -> Result<Option<BTreeSet<u32>>, Failure> {
     let mut needed = BTreeSet::new();
-    for g in list(dir)? {
-        match Manifest::read(&g.path) {
+    for (number, manifest) in manifests(dir)? {
+        match manifest {
             Ok(m) => needed.extend(m.chunks.iter().map(|c| c.id)),
             Err(e) => {
-                tracing::warn!(generation = g.number, error = %e, "chunks are not collected");
+                tracing::warn!(generation = number, error = %e, "chunks are not collected");
                 return Ok(None);
             }
         }

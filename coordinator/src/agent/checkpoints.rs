@@ -260,7 +260,10 @@ impl Agent {
                     self.force_end();
                 }
             }
-            Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
+            Err(failure) => {
+                self.collect_failed();
+                self.checkpoint_failed(number, &wanted, &failure);
+            }
         }
         self.phase = None;
         self.set_tick();

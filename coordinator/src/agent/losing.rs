@@ -43,7 +43,7 @@ impl Fallback {
 
 /// Whether there is a checkpoint in a job directory, or one that the hosts of a redundant job have.
 fn has_checkpoint(dir: &Path) -> bool {
-    generations::list(&dir.join("gen")).is_ok_and(|g| !g.is_empty()) || record::newest(dir).is_ok_and(|n| n.is_some())
+    generations::numbers(&dir.join("gen")).is_ok_and(|g| !g.is_empty()) || record::newest(dir).is_ok_and(|n| n.is_some())
 }
 
 /// What becomes of losses.

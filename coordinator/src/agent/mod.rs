@@ -118,13 +118,14 @@ fn collected_engine(dir: &JobDir, d: &Description, (job, seat): (&Path, Option<&
 /// The number of the next generation. No number is used twice, of a generation or of a chunk, wherever there may be one
 /// that has it.
 fn numbers_unused(dir: &JobDir, d: &Description, engine: &mut Engine) -> Result<u64, Failure> {
-    let held = generations::list(&dir.generations())?;
-    let mut next = held.last().map_or(1, |g| g.number + 1);
+    let gen = dir.generations();
+    let held: Vec<_> = generations::manifests(&gen)?.collect();
+    let mut next = held.last().map_or(1, |(n, _)| n + 1);
     if d.config.redundancy.settings()?.is_some() {
         next = next.max(record::last(dir.path())? + 1);
     }
     // Also those that lack something: the numbers of their chunks are used.
-    let here: Vec<Manifest> = held.iter().filter_map(|g| Manifest::read(&g.path).ok()).collect();
+    let here: Vec<Manifest> = held.into_iter().filter_map(|(_, m)| m.ok()).collect();
     let known = tiers::known(dir, d);
     let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
     for m in here.iter().chain(there) {

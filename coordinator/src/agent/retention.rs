@@ -2,6 +2,8 @@
 
 use super::Agent;
 use crate::{generations, tiers, Failure};
+use belay_image::ImageError;
+use belay_storage::engine::Engine;
 use belay_storage::store;
 
 impl Agent {
@@ -15,8 +17,8 @@ impl Agent {
         if generations::give_up_fetches(&gen)? {
             self.collect()?;
         }
-        let newest = generations::list(&gen)?.pop();
-        let expected = newest.and_then(|g| g.manifest.ok()).map_or(0, |m| m.new_bytes);
+        let newest = generations::manifests(&gen)?.last();
+        let expected = newest.and_then(|(_, m)| m.ok()).map_or(0, |m| m.new_bytes);
         let room = limit.saturating_sub(expected);
         self.shrink_to(room, &self.being_encoded())?;
         // Else no newer one could be written, and so none be made redundant.
@@ -68,14 +70,14 @@ impl Agent {
     }
 
     /// Before the first checkpoint of this run: what may lie in tiers of hosts that the job has left is not waited for
-    /// any longer. A part's generations without it are none.
+    /// any longer. A part's generations without it are none. One that cannot be looked at for another reason stays.
     pub(super) fn forget_elsewhere(&self) -> Result<(), Failure> {
         if !store::forget_elsewhere(self.dir.path())? || self.seat.as_ref().is_none_or(|s| s.tag == 0) {
             return Ok(());
         }
         let gen = self.dir.generations();
         let all = generations::list(&gen)?;
-        let mut lost = all.iter().filter(|g| !g.is_whole());
+        let mut lost = all.iter().filter(|g| g.manifest.as_ref().is_err_and(is_lost));
         lost.try_for_each(|g| generations::remove(&gen, g.number))
     }
 
@@ -97,9 +99,15 @@ impl Agent {
     /// Removes generations that are not `pinned` while what is here has more than `limit` bytes.
     fn shrink_to(&mut self, limit: u64, pinned: &[u64]) -> Result<(), Failure> {
         let gen = self.dir.generations();
+        let is_over = |engine: &Engine| Ok::<_, Failure>(engine.bytes()? + generations::own_bytes(&gen)? > limit);
+        if !is_over(&self.engine)? {
+            return Ok(());
+        }
+        // What nobody needs goes first.
+        self.collect()?;
         let whole = generations::list(&gen)?.iter().filter(|g| g.is_whole()).count();
         let mut keep = u32::try_from(whole).unwrap_or(u32::MAX);
-        while keep > 1 && self.engine.bytes()? + generations::own_bytes(&gen)? > limit {
+        while keep > 1 && is_over(&self.engine)? {
             keep -= 1;
             // Also what is being flushed: a flush must not stand in the way of a checkpoint.
             let gone = generations::retain(&gen, keep, pinned)?;
@@ -112,11 +120,28 @@ impl Agent {
         Ok(())
     }
 
+    /// After a checkpoint that has failed, or was given up: its chunks may have got their names already. Not while one
+    /// is being written.
+    pub(super) fn collect_failed(&mut self) {
+        if let Err(failure) = self.collect() {
+            self.note_failure(&failure, false);
+        }
+    }
+
     fn collect(&mut self) -> Result<(), Failure> {
         if let Some(needed) = generations::needed_chunks(&self.dir.generations())? {
             let removed = self.engine.collect(&needed)?;
             tracing::debug!(chunks = removed.chunks, bytes = removed.bytes, "chunks removed");
         }
         Ok(())
+    }
+}
+
+/// Whether something is not there, or not as it was; else it could not be looked at.
+fn is_lost(error: &ImageError) -> bool {
+    match error {
+        ImageError::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        ImageError::Damaged { .. } => true,
+        ImageError::Version { .. } | ImageError::Architecture { .. } => false,
     }
 }

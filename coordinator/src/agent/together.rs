@@ -344,7 +344,7 @@ impl Agent {
         let Some(writing) = self.writing.take() else { return Ok(()) };
         self.enter(Phase::Commit, &writing.wanted);
         let (_, result, held) = writing.finish(self.root_status);
-        let committed = result?;
+        let committed = result.inspect_err(|_| self.collect_failed())?;
         if let Some(together) = self.nodes.as_mut().and_then(|n| n.together.as_mut()) {
             together.own = Some((committed, held));
         }
@@ -483,7 +483,11 @@ impl Agent {
             (Some(nodes), true, false) => nodes.doubtful.push(together.number),
             _ => {}
         }
+        // With it goes its session, which has named chunks.
         drop(together);
+        if refused && self.writing.is_none() {
+            self.collect_failed();
+        }
         self.end_together();
     }
 }

@@ -173,8 +173,8 @@ pub fn newest(dir: &Path) -> Result<Option<u64>, Failure> {
 /// A redundant generation of `job` that is not in `gen`: what lies beside may be chunks of it, left by a rebuilding
 /// that was killed.
 pub fn missing(job: &Path, gen: &Path) -> Result<Option<u64>, Failure> {
-    let here = generations::list(gen)?;
-    Ok(numbers(job)?.into_iter().find(|n| here.iter().all(|g| g.number != *n)))
+    let here = generations::numbers(gen)?;
+    Ok(numbers(job)?.into_iter().find(|n| !here.contains(n)))
 }
 
 /// Removes from `gen`, that of a part of `job`, what is newer than `number` and no checkpoint of the job: the part has
@@ -185,11 +185,11 @@ pub fn drop_uncommitted(job: &Path, gen: &Path, number: u64) -> Result<(), Failu
     if leads_nowhere(&of_root) {
         return Ok(());
     }
-    let root = generations::list(&of_root)?;
-    let committed: Vec<u64> = numbers(job)?.into_iter().chain(root.iter().map(|g| g.number)).collect();
-    let here = generations::list(gen)?;
-    let mut later = here.iter().filter(|g| g.number > number && !committed.contains(&g.number));
-    later.try_for_each(|g| generations::remove(gen, g.number))
+    let root = generations::numbers(&of_root)?;
+    let committed: Vec<u64> = numbers(job)?.into_iter().chain(root).collect();
+    let here = generations::numbers(gen)?.into_iter();
+    let mut later = here.filter(|n| *n > number && !committed.contains(n));
+    later.try_for_each(|n| generations::remove(gen, n))
 }
 
 /// The newest generation of `job` with a record that is not newer than `number`.
@@ -201,8 +201,8 @@ pub(crate) fn newest_to(job: &Path, number: u64) -> Result<Option<u64>, Failure>
 /// and, where nobody writes, what was left unfinished.
 pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
     let parity = dir.join(PARITY);
-    let here = generations::list(&dir.join("gen"))?;
-    let known = here.iter().map(|g| g.number).chain(numbers(job)?);
+    let here = generations::numbers(&dir.join("gen"))?;
+    let known = here.into_iter().chain(numbers(job)?);
     let kept: Vec<PathBuf> = known.map(|n| parity_file(dir, n)).collect();
     for path in std::fs::read_dir(&parity).into_iter().flatten().flatten().map(|e| e.path()) {
         let temporary = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(".tmp-"));
@@ -217,10 +217,10 @@ pub fn tidy(job: &Path, dir: &Path, unfinished: bool) -> Result<(), Failure> {
 /// there is a newer one that was made from this host. What is merely not here, because another host led the job or a
 /// restart has failed, can be made again.
 pub(crate) fn tidy_root(dir: &Path, unfinished: bool) -> Result<(), Failure> {
-    let here = generations::list(&dir.join("gen"))?;
+    let here = generations::numbers(&dir.join("gen"))?;
     let numbers = numbers(dir)?;
     let own = |n: u64| Record::read(dir, n).ok().flatten().is_some_and(|r| r.root == name_here());
-    if let Some(oldest) = here.first().map(|g| g.number).filter(|o| numbers.iter().any(|n| n < o)) {
+    if let Some(oldest) = here.first().copied().filter(|o| numbers.iter().any(|n| n < o)) {
         let newest_own = numbers.iter().rev().copied().find(|n| own(*n)).unwrap_or(0);
         for number in numbers.into_iter().filter(|n| *n < oldest && *n < newest_own) {
             let path = file(dir, number);

@@ -160,7 +160,7 @@ pub(crate) fn decode(text: &[u8]) -> Option<Known> {
 /// How many generations the job directory and, as far as is known, its tiers and the hosts of the job hold. What cannot
 /// be read is not taken for none: who begins a job in the directory removes what an earlier one has left.
 pub fn held(dir: &JobDir) -> Result<usize, Failure> {
-    let mut numbers: BTreeSet<u64> = generations::list(&dir.generations())?.iter().map(|g| g.number).collect();
+    let mut numbers: BTreeSet<u64> = generations::numbers(&dir.generations())?.into_iter().collect();
     numbers.extend(record::numbers(dir.path())?);
     if numbers.is_empty() && record::lies_elsewhere(dir.path())? {
         let at = dir.path().display();

@@ -21,6 +21,7 @@ use crate::index::{Index, IndexShare};
 use crate::place::desk::Place;
 use crate::place::mover::Mover;
 use crate::store::Store;
+use crate::tier::directory::free_bytes;
 use crate::{chunk, compact, StorageError, PAGE};
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::ChunkEntry;
@@ -432,7 +433,15 @@ impl Session {
             .collect();
         let budget = self.stats.written.max(u64::from(self.chunk_pages));
         let chosen = compact::choose(&usage, self.chunk_pages, budget);
-        if chosen.is_empty() {
+        let pages = chosen
+            .iter()
+            .filter_map(|id| needed.get(id))
+            .map(BTreeSet::len)
+            .sum::<usize>();
+        // The chunks that this makes needless go only after the checkpoint, which must not fail for them.
+        let bytes = pages as u64 * PAGE;
+        let is_tight = free_bytes(self.store.directory()).is_ok_and(|free| free < 2 * bytes);
+        if chosen.is_empty() || is_tight {
             return Ok(());
         }
         let mut moved: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();

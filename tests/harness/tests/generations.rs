@@ -272,6 +272,44 @@ fn read_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, PATIENCE)
 }
 
+/// What lies in the chunks of the job, bytes.
+fn in_chunks(job: &Job) -> u64 {
+    let all = std::fs::read_dir(job.dir().join("chunks")).into_iter().flatten().flatten();
+    all.filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
+}
+
+/// A checkpoint that fails at its very end, when its chunks have their names already, leaves nothing behind.
+fn failed_at_the_end(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "failed", user)?;
+    launch(&mut job, place, &[], &["fault_target", "16"])?;
+    job.checkpoint()?;
+    let before = in_chunks(&job);
+    for number in 2..5 {
+        job.clear_beat()?;
+        job.progress(PATIENCE)?;
+        let asked = job.belay(&["checkpoint", &job.dir().display().to_string()]).spawn();
+        let mut asked = asked.map_err(|e| format!("start belay: {e}"))?;
+        // In the way of the manifest, as soon as there is a place for it.
+        let place_of = job.dir().join(format!("gen/.tmp-{number:06}"));
+        let end = Instant::now() + PATIENCE;
+        while std::fs::create_dir(place_of.join("manifest.json")).is_err() {
+            want(Instant::now() < end, || format!("generation {number} is not begun"))?;
+        }
+        let status = asked.wait().map_err(|e| e.to_string())?;
+        want(status.code() == Some(74), || {
+            format!("a checkpoint without a manifest: {status}")
+        })?;
+        let now = in_chunks(&job);
+        want(now == before, || format!("{before} bytes in chunks, {now} after a failure"))?;
+    }
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(PATIENCE)?;
+    job.verdict(false, PATIENCE)
+}
+
 /// What the newest checkpoint has done.
 struct Newest {
     written: u64,
@@ -448,9 +486,9 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 fn main() {
     let mut target = Target::new(
         "generations",
-        &["gen_steps", "mem_diff", "mem_moved", "mem_twins", "proc_kin"],
+        &["fault_target", "gen_steps", "mem_diff", "mem_moved", "mem_twins", "proc_kin"],
     );
-    let tests: [(&str, Test); 13] = [
+    let tests: [(&str, Test); 14] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -468,6 +506,7 @@ fn main() {
         ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
         ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),
         ("read_once", read_once),
+        ("failed_at_the_end", failed_at_the_end),
         ("hashing_pays", hashing_pays),
         ("auto_interval", auto_interval),
     ];
