@@ -18,13 +18,18 @@ static int make(char *as) {
     OK(tcsetattr(fd, TCSANOW, &t));
     return fd;
 }
+// The name of a terminal. One call in which the program was restarted compares the terminal of then with that of now.
+static const char *name_of(int fd) {
+    const char *said = ttyname(fd);
+    return said ? said : ttyname(fd);
+}
 // What is written to the slave of that name arrives at this master.
 static void leads(int master, const char *to) {
     char now[32], line[32], got[32];
     CHECK(!ptsname_r(master, now, sizeof now));
     if (strcmp(now, to)) fail("%s is called %s", to, now);
     int s = (int)OK(open(to, O_RDWR | O_NOCTTY | O_CLOEXEC));
-    const char *said = ttyname(s);
+    const char *said = name_of(s);
     if (!said || strcmp(said, to)) fail("an open %s is called %s", to, said ? said : strerror(errno));
     int n = snprintf(line, sizeof line, "%s %lu", to, check_round);
     full_write(s, line, (size_t)n);
@@ -42,14 +47,15 @@ int main(int argc, char **argv) {
     pid_t session;
     if (said) {
         outside[0] = (int)OK(open("/dev/tty", O_RDWR));
-        outside[1] = open(ttyname(0), O_RDWR);
+        outside[1] = open(name_of(0), O_RDWR);
         if (outside[1] < 0) EQ(errno, EACCES);  // another user's
     }
     if (said) printf("its names: %s %s %s %s.\n", name[0], name[1], name[2], name[3]);
     while (running()) {
         char more[32];
         for (int i = 0; i < LATE; i++) leads(m[i], name[i]);
-        CHECK(!strcmp(ttyname(held), name[HELD]));
+        const char *called = name_of(held);
+        CHECK(called && !strcmp(called, name[HELD]));
         int another = make(more);
         for (int i = 0; i < ALL; i++)
             if (!strcmp(more, name[i])) fail("a new terminal is called %s too", more);
@@ -59,7 +65,7 @@ int main(int argc, char **argv) {
         // The terminal of its session stays that one, whatever the number of that is.
         for (int i = 0; i < 2; i++)
             if (outside[i] >= 0) OK(ioctl(outside[i], TIOCGSID, &session));
-        const char *now = said ? ttyname(0) : NULL;
+        const char *now = said ? name_of(0) : NULL;
         if (said && strcmp(own, now ? now : strerror(errno))) {
             snprintf(own, sizeof own, "%s", now ? now : strerror(errno));
             printf("on %s.\n", own);

@@ -119,6 +119,11 @@ fn fill(master: RawFd, p: &Pty, blobs: &BlobReader) -> Result<(), Fault> {
     Ok(())
 }
 
+fn is_same(a: &OwnedFd, b: &OwnedFd) -> io::Result<bool> {
+    let (a, b) = (fd::fstat(a.as_raw_fd())?, fd::fstat(b.as_raw_fd())?);
+    Ok((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
+}
+
 /// A description on a terminal.
 pub(super) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<OwnedFd, Fault> {
     let flags = (d.flags & (libc::O_ACCMODE | libc::O_NONBLOCK)) | libc::O_NOCTTY;
@@ -130,9 +135,10 @@ pub(super) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<O
         // Opening a master anew would make another terminal: there is exactly one description.
         Side::Master(at) => fd::dup_from(pty(*at)?.master.as_raw_fd(), 0).at("duplicate"),
         Side::Slave(at) => match &pty(*at)?.slave {
+            // By its name, so that the kernel shows that; where the name leads elsewhere, by a link of the kernel's.
             Some(s) => match fd::open(&names::path(pty(*at)?.index), flags, 0) {
-                Err(_) => fd::reopen(s.as_raw_fd(), flags).at("open the slave"),
-                opened => opened.at("open the slave"),
+                Ok(opened) if is_same(&opened, s).at("look at the slave")? => Ok(opened),
+                _ => fd::reopen(s.as_raw_fd(), flags).at("open the slave"),
             },
             None => refuse("the slave was not open"),
         },
