@@ -1,7 +1,7 @@
 //! Capture of files: one object per inode, contents where they would otherwise be lost.
 
 use super::unasked::{self, Open};
-use super::{linked, FileObject, Origin, Print, PROC};
+use super::{closed, linked, FileObject, Origin, Print, PROC};
 use crate::content::{may_be_swapped_out, Content, Window};
 use crate::env::ProcessView;
 use crate::fault::{refuse, At, Fault, Refusal};
@@ -14,6 +14,7 @@ use crate::sys::view::{Source, View};
 use belay_image::model::ObjectId;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -143,6 +144,7 @@ fn object_of((found, raw): (&Found, RawFd), oid: ObjectId, magic: i64, renamed: 
         content: None,
         print: None,
         parents: Vec::new(),
+        closed: false,
     })
 }
 
@@ -187,10 +189,17 @@ pub(crate) fn without_deleted(path: &Path) -> &Path {
 pub(super) fn contents(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), Refusal> {
     let mut set: FileSet = s.sets.take().unwrap_or_default();
     linked::find(s, &mut set)?;
+    let open = set.objects.len();
+    closed::find(s, &mut set);
     let unasked = unasked::choose(s, &set);
     for (at, sought) in set.objects.iter_mut().enumerate() {
         let (pid, name) = (sought.holder.pid, format!("file {}", sought.object.path));
-        out.push(read(s, sought, unasked.contains(&at)).map_err(|e| e.of(pid, name))?);
+        match read(s, sought, at >= open || unasked.contains(&at)) {
+            // One that nobody has open may go, or be somebody else's: it is saved where it can be read.
+            Ok(object) if at < open || object.content.is_some() => out.push(object),
+            Err(e) if at < open => return Err(e.of(pid, name)),
+            Ok(_) | Err(_) => {}
+        }
     }
     s.sets.put(set);
     Ok(())
@@ -340,8 +349,12 @@ fn detached(fd: OwnedFd) -> io::Result<OwnedFd> {
 
 /// Whether the file behind the descriptor was made at or after `start`; not where the file system does not say.
 pub(super) fn made_since(raw: RawFd, start: SystemTime) -> bool {
-    let made = std::fs::metadata(fd::self_path(raw)).and_then(|m| m.created());
-    made.is_ok_and(|t| t >= start)
+    std::fs::metadata(fd::self_path(raw)).is_ok_and(|file| made_by(&file, start))
+}
+
+/// The same of a file that has been looked at.
+pub(super) fn made_by(file: &Metadata, start: SystemTime) -> bool {
+    file.created().is_ok_and(|t| t >= start)
 }
 
 /// Whether the file would be lost when the job ends, or the machine restarts.
@@ -381,6 +394,7 @@ impl Sought {
                 content: None,
                 print: None,
                 parents,
+                closed: false,
             },
             desc: None,
             windows: Vec::new(),

@@ -5,6 +5,7 @@
 //! the contents must be in the checkpoint.
 
 mod capture;
+mod closed;
 pub(crate) mod directories;
 mod linked;
 pub(crate) mod owner;
@@ -66,6 +67,9 @@ pub(crate) struct FileObject {
     pub(crate) print: Option<Print>,
     /// Directories above it, outermost first, to be made again where they are gone. Only with contents.
     pub(crate) parents: Vec<Directory>,
+    /// Nobody had it open: it is made again where it is gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) closed: bool,
 }
 
 impl Descriptors {

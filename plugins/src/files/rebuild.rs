@@ -45,6 +45,7 @@ pub(super) fn prepare(
     let anchor = match (&object.origin, &object.content) {
         // Was mounted over a name of the kernel's, where no file can be made.
         (Origin::Named, Some(_)) if path.starts_with(PROC) => Some(make_memfd(path, 0, 0, object.mode)?),
+        (Origin::Named, Some(content)) if object.closed => return make_again(object, content, (sight, sights), pages),
         (Origin::Named, Some(content)) => return restore_named(object, content, sights.make(&object.parents, sight)?, pages),
         (Origin::Named, None) => return cut_back(object, sight),
         (Origin::Deleted { tmpfile }, _) => Some(make_deleted(object, (*tmpfile, maker), sights.make(&object.parents, sight)?)?),
@@ -214,6 +215,30 @@ impl BuiltFile {
         }
         Ok(())
     }
+}
+
+/// Makes a file that nobody had open again, where nothing has its name. That it cannot be made is no reason to fail: the
+/// job may never ask for it.
+fn make_again(
+    object: &FileObject,
+    content: &Content,
+    (sight, sights): (Sight, &Sights),
+    pages: &dyn PageSource,
+) -> Result<BuiltFile, Fault> {
+    let path = object.path.as_path();
+    if fd::stat(path, false).is_err() {
+        let made = sights
+            .make(&object.parents, sight)
+            .and_then(|sight| make_fresh(object, content, (sight, pages), false));
+        match made {
+            Err(Fault::Image(e)) => return Err(e.into()),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a temporary file of the job is gone and cannot be made again")
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(BuiltFile::named(object, None))
 }
 
 /// Gives the file of the old name its saved contents, making it and the directories above it again where they are gone.

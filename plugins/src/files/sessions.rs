@@ -74,8 +74,8 @@ fn family(line: &[u8]) -> Option<String> {
     Some(format!("jf.{}", number >> 16))
 }
 
-/// Where a daemon with these words and this environment may have made them.
-fn places(line: &[u8], environment: &[u8]) -> Vec<PathBuf> {
+/// Where temporary files of a program with these words and this environment may lie.
+pub(super) fn places(line: &[u8], environment: &[u8]) -> Vec<PathBuf> {
     let mut words = line.split(|b| *b == 0);
     let mut all = vec![PathBuf::from("/tmp")];
     let mut found = |place: &[u8]| {

@@ -47,6 +47,8 @@ pub(crate) fn look(d: &Descriptors, ways: Ways, stored: &Stored<'_>) -> Result<S
                 }),
                 _ => Err(e),
             }),
+            // What others have put in its place stays there.
+            (Origin::Named, Some(_)) if object.closed => Ok(to_overwrite(object).unwrap_or_default()),
             (Origin::Named | Origin::Deleted { .. }, _) => to_overwrite(object),
             (Origin::Memfd { .. } | Origin::Anonymous, _) => Ok(Sight::default()),
         };

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
 
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
@@ -114,9 +114,7 @@ fn overwritten_later(place: &Place, user: User, options: &[&str]) -> Result<(Str
         overwrite(&path(name), *bytes)?;
     }
     job.restart(&[])?;
-    until("the restarted program runs", || {
-        job.status().is_ok_and(|s| s["state"] == "running")
-    })?;
+    runs(&job)?;
     let held = FILES[..3].iter().filter(|(name, bytes)| {
         let found = fs::read(path(name)).unwrap_or_default();
         found == vec![1u8; *bytes]
@@ -125,6 +123,67 @@ fn overwritten_later(place: &Place, user: User, options: &[&str]) -> Result<(Str
     io("remove", fs::remove_file(path("ready")))?;
     job.verdict(false, LIMIT)?;
     Ok((text(&o), held))
+}
+
+/// A temporary file that is written, closed and read again by other programs is there after a restart, if it was removed
+/// meanwhile; one that has other contents now is left alone, and so is one of somebody else.
+fn passed_on(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const SCRIPT: &str = "a=$(mktemp); b=$(mktemp); seq 1000 >$a; seq 2000 >$b; echo $a $b >names
+        while [ ! -e go-on ]; do sleep 0.01; done
+        wc -l <$a; wc -l <$b; rm $a $b; echo PASS passed on";
+    let mut job = Job::new(place, "passed", user)?;
+    job.launch(&[], &["sh", "-c", SCRIPT].map(String::from))?;
+    let names = job.work.join("names");
+    until("the files are there", || {
+        fs::read_to_string(&names).is_ok_and(|n| n.ends_with('\n'))
+    })?;
+    job.checkpoint()?;
+    let names = io("read", fs::read_to_string(&names))?;
+    let [a, b] = names.split_whitespace().collect::<Vec<_>>()[..] else {
+        return Err(format!("names of two files: {names}"));
+    };
+    job.kill_all()?;
+    io("remove", fs::remove_file(a))?;
+    io("write", fs::write(b, "one line\n"))?;
+    job.restart(&[])?;
+    io("write", fs::write(job.work.join("go-on"), ""))?;
+    job.verdict(false, LIMIT)?;
+    let said = job.output_text();
+    let lines: Vec<&str> = said.lines().filter(|l| l.parse::<u32>().is_ok()).collect();
+    want(lines == ["1000", "1"], || format!("lines of the files: {said}"))
+}
+
+/// `sort` comes back to the files that it has filled, from every moment.
+fn sorted(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    const SCRIPT: &str = "seq 200000 | rev >numbers
+        first=$(sort numbers | md5sum); echo >sorted
+        while [ ! -e go ]; do
+            now=$(sort -S 64k --batch-size=3 --parallel=1 numbers | md5sum)
+            [ \"$now\" = \"$first\" ] || { echo FAIL sorted; exit 1; }
+        done
+        echo PASS sorted";
+    let mut job = Job::new(place, "sorted", user)?;
+    // Those of the processes that are killed stay.
+    let temporary = place.work("temporary", user)?.display().to_string();
+    job.set("TMPDIR", &temporary);
+    job.launch(&[], &["sh", "-c", SCRIPT].map(String::from))?;
+    until("it has sorted once", || job.work.join("sorted").exists())?;
+    for n in 0..rounds(6) {
+        rng.pause(300);
+        let taken = job.checkpoint();
+        taken.map_err(|e| format!("round {n}: {e}; {}", job.output_text()))?;
+        rng.pause(500);
+        job.kill_all()?;
+        job.restart(&[])?;
+        runs(&job).map_err(|e| format!("round {n}: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// Waits until the restarted program runs.
+fn runs(job: &Job) -> Result<(), Failure> {
+    let running = || job.status().is_ok_and(|s| s["state"] == "running");
+    until("the restarted program runs", running).map_err(|e| format!("{e}: {}", job.output_text()))
 }
 
 fn until(what: &str, mut is: impl FnMut() -> bool) -> Result<(), Failure> {
@@ -193,7 +252,9 @@ time.sleep(1000)";
 
 fn main() {
     let mut target = Target::new("files", &["fd_overwrite", "fd_renamed"]);
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 6] = [
+        ("passed_on", passed_on),
+        ("sorted", sorted),
         ("overwritten", overwritten),
         ("renamed", renamed),
         ("choices", choices),

@@ -20,6 +20,7 @@ fn written(path: &Path) -> FileObject {
         content: None,
         print: None,
         parents: Vec::new(),
+        closed: false,
     }
 }
 
