@@ -38,7 +38,10 @@ use crate::Snapshot;
 use crate::Tracking;
 use belay_abi::inject::ThreadTable;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
-use belay_image::{blobs::BlobWriter, checksum, BLOB_FILE};
+use belay_image::{
+    blobs::{BlobRef, BlobWriter},
+    BLOB_FILE,
+};
 use belay_kernel::{blob::Blob, domain, proc, prompt, vdso};
 use belay_plugins::gate::gpu;
 use belay_plugins::{Brought, Descriptors, Group};
@@ -70,7 +73,7 @@ pub(crate) fn take(
     let _first = prompt::First::now();
     let blob = injected::program()?;
     let mut blobs = BlobWriter::create(&order.dir.join(BLOB_FILE))?;
-    let host = Host::look(&mut blobs)?;
+    let mut host = Host::look(&mut blobs)?;
     let mut clock = Clock::new(on_phase);
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
@@ -79,6 +82,7 @@ pub(crate) fn take(
     let shut = come_to_rest(order, &mut clock)?;
     let wanted = wait_at_sites(order, tracking)?;
     let (job, begin) = suspend(order, &mut clock)?;
+    host.look_at_clocks(&mut blobs)?;
     // While all stand: nobody waits any more when they go on, or after a restart.
     let begin = wanted.and_then(|w| w.since).map_or(begin, |since| since.min(begin));
     let begin = shut.as_ref().map_or(begin, |s| s.since.min(begin));
@@ -422,19 +426,35 @@ fn go_on(mut held: Held, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, In
 
 /// What the image says of the place of the checkpoint.
 struct Host {
-    vdso_xxh3: u64,
-    kernel_pages: Option<KernelPages>,
+    /// The kernel's code in the processes.
+    vdso: BlobRef,
+    /// Its data, where they can be read.
+    clocks: Option<BlobRef>,
     agent: AgentIdentity,
 }
 
 impl Host {
     fn look(blobs: &mut BlobWriter) -> Result<Self, CaptureError> {
-        let (vdso_xxh3, kernel_pages) = kernel_pages(blobs)?;
+        // This process has the same pages as those of the job.
+        let code = vdso::code().map_err(|e| CaptureError::system("read the vDSO", e))?;
         Ok(Self {
-            vdso_xxh3,
-            kernel_pages,
+            vdso: blobs.put(&code)?,
+            clocks: None,
             agent: agent_identity(agent())?,
         })
+    }
+
+    /// Stores the data of the kernel's code, when all stand: a thread within it may have read clocks already, and must not
+    /// find them at an earlier time when it goes on after a restart.
+    fn look_at_clocks(&mut self, blobs: &mut BlobWriter) -> Result<(), CaptureError> {
+        match vdso::data() {
+            Ok(data) if self.vdso.bytes > 0 => self.clocks = Some(blobs.put(&data)?),
+            Ok(_) => {}
+            Err(e) => {
+                tracing::warn!(error = %e, "the data of the vDSO cannot be read: this checkpoint can be restarted on this kernel only");
+            }
+        }
+        Ok(())
     }
 
     /// What the image says of the job.
@@ -445,8 +465,8 @@ impl Host {
             host: read_line("/proc/sys/kernel/hostname"),
             boot_id: read_line("/proc/sys/kernel/random/boot_id"),
             time_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-            vdso_xxh3: self.vdso_xxh3,
-            kernel_pages: self.kernel_pages,
+            vdso_xxh3: self.vdso.xxh3,
+            kernel_pages: self.clocks.map(|data| KernelPages { code: self.vdso, data }),
             processor: Some(Processor::own()),
             domain: domain::of(agent()).map(|label| label.as_slice().into()),
             agent: self.agent,
@@ -473,22 +493,6 @@ fn meet_late(group: &dyn Group, late: Duration) -> Result<(), CaptureError> {
 
 fn agent() -> i32 {
     std::process::id().cast_signed()
-}
-
-/// Stores the kernel's pages; returns the checksum of the code too. This process has the same ones as those of the job.
-fn kernel_pages(blobs: &mut BlobWriter) -> Result<(u64, Option<KernelPages>), CaptureError> {
-    let code = vdso::code().map_err(|e| CaptureError::system("read the vDSO", e))?;
-    let data = match vdso::data() {
-        Ok(data) if !code.is_empty() => data,
-        Ok(_) => return Ok((checksum(&code), None)),
-        Err(e) => {
-            tracing::warn!(error = %e, "the data of the vDSO cannot be read: this checkpoint can be restarted on this kernel only");
-            return Ok((checksum(&code), None));
-        }
-    };
-    let code = blobs.put(&code)?;
-    let data = blobs.put(&data)?;
-    Ok((code.xxh3, Some(KernelPages { code, data })))
 }
 
 fn agent_identity(pid: i32) -> Result<AgentIdentity, CaptureError> {

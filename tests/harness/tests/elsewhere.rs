@@ -133,7 +133,8 @@ fn interrupted(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> 
     let mut job = launch(place, user, "interrupted", &["time_steps"])?;
     for round in 0..INTERRUPTIONS {
         std::thread::sleep(Duration::from_millis(rng.below(400)));
-        job.checkpoint()?;
+        let taken = job.checkpoint();
+        taken.map_err(|e| format!("round {round}: {e}; {}", job.output_text()))?;
         let options: &[&str] = if round % 2 == 0 { &[] } else { &["--lazy"] };
         again(&mut job, options).map_err(|e| format!("round {round}: {e}"))?;
     }
