@@ -102,7 +102,8 @@ fn number_in_use(place: &Place) -> Result<(), Failure> {
     let pid = program_pid(&job)?;
     job.kill_all()?;
     let mut other = None;
-    for _ in 0..50 {
+    // Whoever else starts a process meanwhile gets the number, which is soon free again.
+    for _ in 0..2000 {
         std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).map_err(|e| format!("ns_last_pid: {e}"))?;
         let mut child = Command::new("sleep").arg("1000").spawn().map_err(|e| format!("sleep: {e}"))?;
         if child.id().cast_signed() == pid {
