@@ -184,3 +184,22 @@ fn errors_name_line_key_and_what_is_allowed() {
         }
     }
 }
+
+#[test]
+fn saved_files_are_read_as_people_and_older_jobs_write_them() {
+    let read = |json: &str| serde_json::from_str::<SavedFiles>(json).ok();
+    for (json, expected) in [
+        ("\"none\"", Some(SavedFiles::NONE)),
+        ("\"all\"", Some(SavedFiles::ALL)),
+        ("\"2M\"", Some(SavedFiles(2 << 20))),
+        ("false", Some(SavedFiles::NONE)),
+        ("true", Some(SavedFiles::ALL)),
+        ("\"much\"", None),
+        ("-1", None),
+    ] {
+        assert_eq!(read(json), expected, "{json}");
+    }
+    for kept in [SavedFiles::NONE, SavedFiles::ALL, SavedFiles::default()] {
+        assert_eq!(read(&serde_json::to_string(&kept).unwrap()), Some(kept));
+    }
+}
