@@ -117,7 +117,7 @@ pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
             step: "read", source, ..
         } if source.raw_os_error() == Some(libc::EIO) => Exit::Damaged,
         ImageError::Io { source, .. } => exit_of_io(source, io),
-        ImageError::Damaged { .. } => Exit::Damaged,
+        ImageError::Damaged { .. } | ImageError::Elsewhere { .. } => Exit::Damaged,
         ImageError::Version { .. } => Exit::ImageVersion,
         ImageError::Architecture { .. } => Exit::ImageArchitecture,
     }

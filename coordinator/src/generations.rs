@@ -14,6 +14,7 @@ use belay_storage::fetch::UNDER_WAY;
 use belay_storage::session::Session;
 use belay_storage::store::Store;
 use belay_wire::{Exit, GenerationStatus, HostShare, Level, Phase, SnapshotStatus};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -58,13 +59,19 @@ impl Generation {
                     return Err(ImageError::damaged(&file, format!("{found} bytes instead of {}", f.bytes)));
                 }
             }
+            let mut elsewhere = None;
             for c in &m.chunks {
-                if !present.contains(&(c.id, c.pages)) {
-                    store.check_present(c)?;
-                    present.insert((c.id, c.pages));
+                if present.contains(&(c.id, c.pages)) {
+                    continue;
+                }
+                match store.check_present(c) {
+                    Ok(()) => drop(present.insert((c.id, c.pages))),
+                    // Damage, if there is any, says more.
+                    Err(e @ ImageError::Elsewhere { .. }) => drop(elsewhere.get_or_insert(e)),
+                    Err(e) => return Err(e),
                 }
             }
-            Ok(m)
+            elsewhere.map_or(Ok(m), Err)
         });
         Self { number, path, manifest }
     }
@@ -105,19 +112,23 @@ impl Generation {
         Ok(())
     }
 
-    /// As the status document shows it.
-    pub fn status(&self) -> GenerationStatus {
-        let (m, damage) = match &self.manifest {
-            Ok(m) => (Some(m), None),
-            Err(e) => (None, Some(e.to_string())),
-        };
-        let known = m.map(status);
-        GenerationStatus {
-            generation: self.number,
-            whole: damage.is_none(),
-            damage,
-            ..known.unwrap_or_default()
+    /// What it consists of, also where some of that may lie on other hosts.
+    fn held_anywhere(&self) -> Result<Cow<'_, Manifest>, String> {
+        match &self.manifest {
+            Ok(m) => Ok(Cow::Borrowed(m)),
+            Err(ImageError::Elsewhere { .. }) => Manifest::read(&self.path).map(Cow::Owned).map_err(|e| e.to_string()),
+            Err(e) => Err(e.to_string()),
         }
+    }
+
+    /// As the status document shows it. What may lie on other hosts is not missing.
+    pub fn status(&self) -> GenerationStatus {
+        let damaged = |damage| GenerationStatus {
+            generation: self.number,
+            damage: Some(damage),
+            ..GenerationStatus::default()
+        };
+        self.held_anywhere().map_or_else(damaged, |m| status(&m))
     }
 }
 
@@ -152,7 +163,7 @@ pub fn status(m: &Manifest) -> GenerationStatus {
 /// Adds to `status`, that of the root of generation `g`, what the parts of the job have of it.
 pub(crate) fn add_parts(status: &mut GenerationStatus, g: &Generation) {
     let rows = crate::nodes::table::read(&g.path).unwrap_or_default();
-    let Some(m) = g.manifest.as_ref().ok().filter(|_| !rows.is_empty()) else {
+    let Some(m) = g.held_anywhere().ok().filter(|_| !rows.is_empty()) else {
         return;
     };
     status.hosts.push(HostShare {
@@ -455,7 +466,9 @@ fn sync_dir(dir: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_image::manifest::ChunkEntry;
     use belay_storage::engine::{Engine, Options};
+    use belay_storage::store::{set_local_tiers, Host, LocalTier};
 
     /// The directory `gen` of a job directory.
     struct Scratch(PathBuf);
@@ -544,6 +557,41 @@ mod tests {
         assert!(found[1].status().damage.unwrap().contains("4 bytes instead of 5"));
         std::fs::remove_file(s.0.join("000001/job.bimg")).unwrap();
         assert!(!list(&s.0).unwrap()[0].is_whole());
+    }
+
+    #[test]
+    fn chunks_that_may_lie_on_another_host_are_not_damage() {
+        let s = Scratch::new("away");
+        let status = commit(&s.0, 1);
+        let (dir, job) = (s.0.join(name(1)), s.0.parent().unwrap());
+        let mut m = Manifest::read(&dir).unwrap();
+        m.chunks.push(ChunkEntry {
+            id: 1,
+            pages: 1,
+            xxh3: 0,
+        });
+        std::fs::write(dir.join(MANIFEST_FILE), m.encode().unwrap()).unwrap();
+        let seen = |wanted: &str| {
+            let g = list(&s.0).unwrap().remove(0);
+            let why = g.manifest().unwrap_err().to_string();
+            assert!(!g.is_whole() && why.contains(wanted), "{why}");
+            g.status()
+        };
+        assert!(seen("No such file").damage.is_some());
+        let there = LocalTier {
+            name: "ram".into(),
+            memory: true,
+            dir: job.join("ram"),
+            host: Some(Host {
+                name: "another".into(),
+                called: None,
+            }),
+        };
+        set_local_tiers(job, &[there], &[]).unwrap();
+        assert_eq!(seen("ram of another"), status);
+        // Damage says more.
+        std::fs::write(dir.join("job.bimg"), b"1234").unwrap();
+        assert!(seen("4 bytes instead of 5").damage.is_some());
     }
 
     #[test]

@@ -93,6 +93,14 @@ pub enum ImageError {
         /// What does not fit.
         reason: String,
     },
+    /// Not on this host, and perhaps whole on another one.
+    #[error("{path}: not here; it may lie in local tier {places}")]
+    Elsewhere {
+        /// The file.
+        path: String,
+        /// The tiers, with their hosts.
+        places: String,
+    },
     /// The file was written by another version of the format.
     #[error("{path}: image format {found}, this belay reads format {expected}")]
     Version {

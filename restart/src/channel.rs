@@ -51,6 +51,7 @@ impl Message {
             RestartError::Changed { path, reason } => (1, path.clone(), reason.clone()),
             RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
             RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
+            RestartError::Image(ImageError::Elsewhere { path, places }) => (3, path.clone(), format!("lies in {places}")),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
             // Those of the first kind have been put into words before they come here, the others are found before there
             // is a channel.

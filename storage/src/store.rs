@@ -239,10 +239,10 @@ impl Store {
         let path = self.path(id);
         match open(path.clone()) {
             Err(_) if path != self.path_in(Place::Home, id) && !path.exists() => open(self.path(id)),
-            Err(_) if !self.elsewhere.is_empty() && !path.exists() => {
-                let why = format!("not here; it may lie in local tier {}", self.places_elsewhere());
-                Err(ImageError::damaged(&path, why))
-            }
+            Err(_) if !self.elsewhere.is_empty() && !path.exists() => Err(ImageError::Elsewhere {
+                path: path.display().to_string(),
+                places: self.places_elsewhere(),
+            }),
             other => other,
         }
     }

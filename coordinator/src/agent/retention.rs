@@ -142,6 +142,6 @@ fn is_lost(error: &ImageError) -> bool {
     match error {
         ImageError::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
         ImageError::Damaged { .. } => true,
-        ImageError::Version { .. } | ImageError::Architecture { .. } => false,
+        ImageError::Elsewhere { .. } | ImageError::Version { .. } | ImageError::Architecture { .. } => false,
     }
 }
