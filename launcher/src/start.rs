@@ -161,11 +161,12 @@ pub(crate) fn store(args: Store) -> Result<u8, Failure> {
         Upkeep::Look => gather::run(&dir, args.tag, gather::How::Look)?,
         Upkeep::Home => gather::run(&dir, args.tag, gather::How::Home)?,
         Upkeep::Flush => tiers::hosts::run(&dir, (args.tag, args.generation), &args.sources)?,
-        Upkeep::Serve => serve::run(&dir, &settings()?)?,
+        Upkeep::Serve => serve::run(&dir, &settings()?, args.generation)?,
         Upkeep::Heal => {
             let sources: Vec<Vec<String>> = args
                 .sources
                 .iter()
+                .filter(|s| !s.is_empty())
                 .map(|s| s.split('+').map(str::to_owned).collect())
                 .collect();
             heal::run(&dir, &settings()?, args.tag, args.generation, &sources)?;

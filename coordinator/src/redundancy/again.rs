@@ -7,6 +7,7 @@
 //! The servers end with the pipe to their standard input, so also when this process is killed.
 
 use super::record::Record;
+use super::serve::Held;
 use crate::jobdir::JobDir;
 use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Heard, Helper};
@@ -15,7 +16,7 @@ use crate::nodes::table::{self, Row};
 use crate::{generations, Failure};
 use belay_tree::Direct;
 use belay_wire::Exit;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,10 +27,45 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// A server on another host; it ends when its standard input is closed.
 type Source = (Helper, io::PipeWriter);
 
-/// Starts a server on `host`; none where it cannot be reached.
-fn serve(rows: &[Row], host: &str, job: &Path) -> Result<Source, Failure> {
+/// Who has what of the generation that is made whole.
+#[derive(Debug, Default)]
+struct Sources {
+    /// The addresses of each server.
+    addresses: Vec<String>,
+    /// The servers that have a store of each part.
+    holders: BTreeMap<u64, BTreeSet<usize>>,
+    /// The parts that each part can be rebuilt from, by all groups that it is in.
+    groups: BTreeMap<u64, BTreeSet<u64>>,
+}
+
+impl Sources {
+    fn add(&mut self, held: Held) {
+        for tag in held.tags {
+            self.holders.entry(tag).or_default().insert(self.addresses.len());
+        }
+        for group in held.groups {
+            for tag in &group {
+                self.groups.entry(*tag).or_default().extend(&group);
+            }
+        }
+        self.addresses.push(held.addresses.join("+"));
+    }
+
+    /// Those that part `tag` can need, however many hosts the job has.
+    fn of(&self, tag: u64) -> String {
+        let group = self.groups.get(&tag).into_iter().flatten();
+        let holders = group.chain([&tag]).filter_map(|t| self.holders.get(t)).flatten();
+        let holders: BTreeSet<usize> = holders.copied().collect();
+        let addresses: Vec<&str> = holders.into_iter().map(|n| self.addresses[n].as_str()).collect();
+        addresses.join(",")
+    }
+}
+
+/// Starts a server for generation `number` on `host`; none where it cannot be reached.
+fn serve(rows: &[Row], host: &str, job: &Path, number: u64) -> Result<Source, Failure> {
     let (input, hold) = helper::pipes()?;
-    let words = ["store", "serve", "--dir", &job.display().to_string()];
+    let (dir, number) = (job.display().to_string(), number.to_string());
+    let words = ["store", "serve", "--dir", &dir, "--generation", &number];
     Ok((Helper::start(rows, host, &words, input.into())?, hold))
 }
 
@@ -70,20 +106,23 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
     let begin = Instant::now();
     let old: BTreeSet<&str> = rows.iter().map(Row::host).chain([root.as_str()]).collect();
     // Hosts that are gone are what this is for.
-    let mut sources: Vec<Source> = old.iter().filter_map(|host| serve(&rows, host, job).ok()).collect();
-    let mut reached = Vec::new();
+    let mut sources: Vec<Source> = old.iter().filter_map(|host| serve(&rows, host, job, number).ok()).collect();
+    let mut reached = Sources::default();
     let said = helper::hear(sources.iter_mut().map(|(source, _)| (source, LIMIT)));
     for ((source, _), said) in sources.iter().zip(said) {
-        match said {
-            Heard::Answer(addresses) => reached.push(addresses.replace(',', "+")),
-            Heard::Ended | Heard::Silent => tracing::warn!(host = source.host, "no blocks from this host"),
+        let held = match said {
+            Heard::Answer(held) => serde_json::from_str(&held).ok(),
+            Heard::Ended | Heard::Silent => None,
+        };
+        match held {
+            Some(held) => reached.add(held),
+            None => tracing::warn!(host = source.host, "no blocks from this host"),
         }
     }
-    let reached = reached.join(",");
-    let mut all = vec![heal(&rows, &name_here(), job, (0, number), &reached)?];
+    let mut all = vec![heal(&rows, &name_here(), job, (0, number), &reached.of(0))?];
     for (row, host) in rows.iter().zip(hosts_of(&rows, given, true)) {
         let host = host.as_deref().unwrap_or(row.host());
-        all.push(heal(&rows, host, job, (row.tag, number), &reached)?);
+        all.push(heal(&rows, host, job, (row.tag, number), &reached.of(row.tag))?);
     }
     let (mut rebuilt, mut failure) = (false, None);
     let heard = helper::hear(all.iter_mut().map(|part| (part, Direct::SILENCE)));
@@ -128,4 +167,44 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
         "parts looked after"
     );
     failure.map_or(Ok(rebuilt), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(host: &str, tags: &[u64], groups: &[&[u64]]) -> Held {
+        Held {
+            addresses: vec![format!("{host}:1"), format!("{host}:2")],
+            tags: tags.to_vec(),
+            groups: groups.iter().map(|g| g.to_vec()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_part_is_told_of_those_that_have_it_or_are_in_its_groups() {
+        let mut sources = Sources::default();
+        sources.add(held("a", &[0], &[&[0, 1]]));
+        // Part 1 was here before.
+        sources.add(held("b", &[2, 1], &[&[2, 3]]));
+        sources.add(held("c", &[3], &[&[2, 3]]));
+        sources.add(held("d", &[4], &[]));
+        let of = |tag| sources.of(tag).replace(":1+", " ").replace(":2", "");
+        assert_eq!(of(0), "a a,b b");
+        assert_eq!(of(1), of(0));
+        assert_eq!(of(2), "b b,c c");
+        assert_eq!(of(3), of(2));
+        assert_eq!((of(4).as_str(), of(5).as_str()), ("d d", ""));
+    }
+
+    #[test]
+    fn what_a_part_is_told_does_not_grow_with_the_job() {
+        let mut sources = Sources::default();
+        for tag in 0..10_000 {
+            let group: Vec<u64> = (tag / 8 * 8..tag / 8 * 8 + 8).collect();
+            sources.add(held(&format!("[fd00::{tag:x}]"), &[tag], &[&group]));
+        }
+        let longest = (0..10_000).map(|tag| sources.of(tag).len()).max();
+        assert!(longest.is_some_and(|l| l < 1000), "{longest:?}");
+    }
 }

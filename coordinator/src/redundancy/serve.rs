@@ -12,6 +12,7 @@ use belay_storage::flush::yield_processors;
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -279,8 +280,20 @@ impl Peer {
     }
 }
 
-/// `belay store serve`: says where it can be reached, and serves what this host has of the job in `job` until its input ends.
-pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
+/// What a server says when it begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Held {
+    /// Where it can be reached.
+    pub(super) addresses: Vec<String>,
+    /// The parts of which it has a store.
+    pub(super) tags: Vec<u64>,
+    /// The parts of each group of which it has an index for the generation that is asked for.
+    pub(super) groups: BTreeSet<Vec<u64>>,
+}
+
+/// `belay store serve`: says where it can be reached and what it has, for those who need generation `number`, and serves
+/// what this host has of the job in `job` until its input ends.
+pub fn run(job: &JobDir, settings: &Settings, number: u64) -> Result<(), Failure> {
     let key = JobKey::read(&job.path().join("key"))?;
     let description = job.description()?;
     // The job directory knows the local tiers, too.
@@ -290,10 +303,19 @@ pub fn run(job: &JobDir, settings: &Settings) -> Result<(), Failure> {
         (tag, if leads_here { part } else { store })
     };
     let stores = super::local::here(settings, job.path(), &description.id);
-    let stores = stores.into_iter().map(with_tiers).collect();
+    let stores: Vec<(u64, PathBuf)> = stores.into_iter().map(with_tiers).collect();
+    let indexes = stores.iter().filter_map(|(_, dir)| content::read_index(dir, number).ok());
+    let groups = indexes.map(|i| i.members.iter().map(|m| m.tag).collect()).collect();
+    let tags = stores.iter().map(|(tag, _)| *tag).collect();
     let at = addresses::addresses(description.config.tree.listen())?;
     let server = Server::start(key, stores, at)?;
-    helper::answer(&server.addresses().join(",")).map_err(|e| Failure::io("say where to reach this host", &e))?;
+    let held = Held {
+        addresses: server.addresses().to_vec(),
+        tags,
+        groups,
+    };
+    let held = serde_json::to_string(&held).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+    helper::answer(&held).map_err(|e| Failure::io("say where to reach this host", &e))?;
     let mut rest = [0; 64];
     while std::io::stdin().read(&mut rest).is_ok_and(|n| n > 0) {}
     Ok(())

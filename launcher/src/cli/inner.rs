@@ -51,7 +51,7 @@ pub(crate) struct Store {
     /// Part of the job
     #[arg(long, default_value_t = 0)]
     pub(crate) tag: u64,
-    /// Generation to make whole, or to copy
+    /// Generation to make whole, to serve, or to copy
     #[arg(long, default_value_t = 0)]
     pub(crate) generation: u64,
     /// Addresses of each host that serves what it has, or of who asks for a copy
