@@ -130,15 +130,13 @@ impl Durable {
 
     /// Which generations lack something at a part, as far as has been read.
     pub(super) fn compare_parts(&mut self) {
+        let manifest = |g: &&Listed| (g.manifest.generation, belay_image::checksum(g.record.manifest.as_bytes()));
+        let held = |d: &Durable| d.catalogue.whole().iter().map(manifest).collect();
+        let held: BTreeMap<u64, BTreeSet<(u64, u64)>> = self.parts.iter().map(|(tag, d)| (*tag, held(d))).collect();
         let mut incomplete = BTreeMap::new();
         for g in &self.catalogue.generations {
             let number = g.manifest.generation;
-            let is_there = |p: &&Part| {
-                let whole = self.parts.get(&p.tag).map(|d| d.catalogue.whole()).unwrap_or_default();
-                whole
-                    .iter()
-                    .any(|w| w.manifest.generation == number && belay_image::checksum(w.record.manifest.as_bytes()) == p.manifest)
-            };
+            let is_there = |p: &&Part| held.get(&p.tag).is_some_and(|h| h.contains(&(number, p.manifest)));
             if let Some(p) = g.record.parts.iter().find(|p| !is_there(p)) {
                 let why = format!("not everything of part {} of generation {number} is there", p.tag);
                 incomplete.insert(g.key.clone(), why);

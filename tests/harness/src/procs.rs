@@ -95,6 +95,11 @@ pub fn kill_tree(root: i32) {
                 signal(-group, libc::SIGSTOP);
             }
         }
+        // A stop takes hold at the end of a system call: a fork that has begun brings a child yet.
+        let end = Instant::now() + Duration::from_secs(1);
+        while !seen.iter().all(|p| stands(*p)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     let all = table();
     let mut deepest_first: Vec<i32> = seen.iter().copied().collect();
@@ -113,6 +118,14 @@ pub fn kill_tree(root: i32) {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Whether all threads of process `pid` are stopped, by a signal or a tracer, or gone.
+fn stands(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let states = threads.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
+    let mut letters = states.filter_map(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    letters.all(|letter| "TtZX".contains(letter))
 }
 
 /// The name of process `pid`.
