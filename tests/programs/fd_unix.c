@@ -1,7 +1,8 @@
 // UNIX sockets. fd_unix KIND: stream, dgram, seqpacket (pairs with data in flight both ways), named (listening with
 // backlog), renamed (the file has another name than its socket), reused (several sockets have been bound to one path),
-// rights (descriptors in flight), half (shutdown), creds. fd_unix KIND crowd: beside many others, each with something
-// in it.
+// rights (descriptors in flight), half (shutdown), creds, left (one end of a pair has gone elsewhere, a listener has less
+// room than clients, a sender is gone, a packet is empty). fd_unix KIND crowd: beside many others, each with something in
+// it.
 #include "check.h"
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -60,6 +61,82 @@ static void creds(void) {
             EQ(told.gid, group);
             CHECK(told.pid > 0);
         }
+    }
+}
+static int named(int type, struct sockaddr_un *ad, const char *what) {
+    *ad = (struct sockaddr_un){.sun_family = AF_UNIX};
+    snprintf(ad->sun_path, sizeof ad->sun_path, "%s.%d", what, getpid());
+    unlink(ad->sun_path);
+    int s = (int)OK(socket(AF_UNIX, type, 0));
+    OK(bind(s, (struct sockaddr *)ad, sizeof *ad));
+    return s;
+}
+static void left(void) {
+    enum { CLIENTS = 6, MESSAGES = 3 };
+    char got[16];
+    for (uint64_t r = 0; running(); r++) {
+        struct sockaddr_un to, listens, gone, from;
+        int pair[2], waiting[CLIENTS], packets[2];
+        OK(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
+        for (char i = 0; i < MESSAGES; i++) EQ(send(pair[0], &i, 1, 0), 1);
+        int other = named(SOCK_DGRAM, &to, "to");
+        OK(connect(pair[0], (struct sockaddr *)&to, sizeof to));
+        int error;
+        socklen_t l = sizeof error;
+        OK(getsockopt(pair[1], SOL_SOCKET, SO_ERROR, &error, &l));  // it is told that it is left
+        EQ(send(pair[0], "away", 4, 0), 4);
+        struct sockaddr_un open_to;
+        int all = named(SOCK_DGRAM, &open_to, "all");
+        int lost = named(SOCK_DGRAM, &gone, "gone");
+        EQ(sendto(lost, "farewell", 8, 0, (struct sockaddr *)&open_to, sizeof open_to), 8);
+        close(lost);
+        unlink(gone.sun_path);
+        int ls = named(SOCK_STREAM, &listens, "listens");
+        OK(listen(ls, CLIENTS));
+        for (int i = 0; i < CLIENTS; i++) {
+            waiting[i] = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+            OK(connect(waiting[i], (struct sockaddr *)&listens, sizeof listens));
+        }
+        OK(listen(ls, 1));
+        OK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, packets));
+        EQ(send(packets[0], "", 0, 0), 0);
+        EQ(send(packets[0], "one", 3, 0), 3);
+        nap_us(4000);
+        for (char i = 0; i < MESSAGES; i++) {
+            EQ(recv(pair[1], got, sizeof got, MSG_DONTWAIT), 1);
+            EQ(got[0], i);
+        }
+        EQ(recv(pair[1], got, sizeof got, MSG_DONTWAIT), -1);
+        EQ(errno, EAGAIN);
+        EQ(recv(other, got, sizeof got, MSG_DONTWAIT), 4);
+        CHECK(!memcmp(got, "away", 4));
+        EQ(send(pair[0], "again", 5, 0), 5);
+        EQ(recv(other, got, sizeof got, MSG_DONTWAIT), 5);
+        EQ(send(pair[1], "back", 4, 0), -1);
+        EQ(errno, EPERM);
+        l = sizeof from;
+        EQ(recvfrom(all, got, sizeof got, MSG_DONTWAIT, (struct sockaddr *)&from, &l), 8);
+        CHECK(!strcmp(from.sun_path, gone.sun_path));
+        int one = (int)OK(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0));
+        EQ(connect(one, (struct sockaddr *)&listens, sizeof listens), -1);
+        EQ(errno, EAGAIN);
+        close(one);
+        for (int i = 0; i < CLIENTS; i++) {
+            int s = (int)OK(accept(ls, NULL, NULL));
+            EQ(write(s, &i, sizeof i), sizeof i);
+            int told = -1;
+            EQ(read(waiting[i], &told, sizeof told), sizeof told);
+            EQ(told, i);
+            close(s);
+            close(waiting[i]);
+        }
+        EQ(recv(packets[1], got, sizeof got, MSG_DONTWAIT), 0);
+        EQ(recv(packets[1], got, sizeof got, MSG_DONTWAIT), 3);
+        int ends[] = {pair[0], pair[1], packets[0], packets[1], other, all, ls};
+        for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) close(ends[i]);
+        unlink(to.sun_path);
+        unlink(open_to.sun_path);
+        unlink(listens.sun_path);
     }
 }
 int main(int argc, char **argv) {
@@ -151,6 +228,8 @@ int main(int argc, char **argv) {
         if (!abs) unlink(ad.sun_path);
     } else if (!strcmp(kind, "creds")) {
         creds();
+    } else if (!strcmp(kind, "left")) {
+        left();
     } else if (!strcmp(kind, "reused")) {  // one path, to which several sockets have been bound, one after the other
         struct sockaddr_un path = {.sun_family = AF_UNIX}, who;
         snprintf(path.sun_path, sizeof path.sun_path, "reused.%d", getpid());

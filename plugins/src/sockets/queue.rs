@@ -32,7 +32,7 @@ pub(crate) fn peek(raw: RawFd, kind: i32) -> Result<Vec<Peeked>, Fault> {
         datagrams(raw)
     } else {
         let bytes = fd::readable_bytes(raw).at("ask how much it holds")?;
-        if bytes == 0 {
+        if bytes == 0 && !(kind == libc::SOCK_SEQPACKET && holds_something(raw)?) {
             return Ok(Vec::new());
         }
         if kind == libc::SOCK_SEQPACKET {
@@ -115,7 +115,7 @@ fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
     Ok(out)
 }
 
-/// The first datagram, where it is empty: the kernel shows each empty one to one walk through the queue only
+/// The first datagram or packet, where it is empty: the kernel shows each empty one to one walk through the queue only
 /// (`__skb_try_recv_from_queue`), but the first of all to whoever asks without an offset.
 fn empty_head(raw: RawFd) -> Result<Option<Peeked>, Fault> {
     sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &-1i32).at("set SO_PEEK_OFF")?;
@@ -133,6 +133,11 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
     let mut offset = 0;
     while offset < bytes {
         let r = whole(raw, offset, &mut buf).at("read its queue")?;
+        if r.len == 0 && kind == libc::SOCK_SEQPACKET {
+            // An empty packet, which is passed over from now on.
+            out.push(message(r, &[]));
+            continue;
+        }
         if r.len == 0 {
             return refuse(format!("holds {bytes} bytes, of which only {offset} could be read"));
         }
@@ -154,7 +159,16 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
         }
         out.push(m);
     }
+    if kind == libc::SOCK_SEQPACKET && out.first().is_none_or(|m| !m.data.is_empty()) {
+        out.splice(0..0, empty_head(raw)?);
+    }
     Ok(out)
+}
+
+/// Whether packets that are all empty wait: who asks for the end of a connection would be answered like that too.
+fn holds_something(raw: RawFd) -> Result<bool, Fault> {
+    let events = fd::poll(raw, libc::POLLIN | libc::POLLRDHUP).at("poll")?;
+    Ok(events & libc::POLLIN != 0 && events & libc::POLLRDHUP == 0)
 }
 
 /// A stream delivers descriptors with the first byte of the write that carried them, but one read may return the bytes

@@ -152,6 +152,7 @@ fn cases() -> Vec<Case> {
         prog("fd_unix handed").transient("in flight in a socket"),
         prog("fd_unix half"),
         prog("fd_unix creds"),
+        prog("fd_unix left"),
         // So many that they are looked at together.
         prog("fd_unix abstract crowd").transient("waits to be accepted"),
         prog("fd_unix half crowd"),

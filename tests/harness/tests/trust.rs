@@ -445,7 +445,7 @@ fn main() {
     }
     let mut target = Target::new("trust", &["fault_target"]);
     target.as_every_user();
-    let tests: [(&str, Test); 11] = [
+    let tests: [(&str, Test); 12] = [
         ("looking_changes_nothing", looking_changes_nothing),
         ("values_that_lie", values_that_lie),
         ("links_in_the_way", links_in_the_way),
@@ -456,6 +456,7 @@ fn main() {
         ("ways_directories", ways::directories),
         ("ways_missing", ways::missing),
         ("ways_peers", ways::peers),
+        ("ways_visitors", ways::visitors),
         ("ways_program", ways::program),
     ];
     for (name, test) in tests {

@@ -41,7 +41,8 @@ pub(super) fn restore(raw: RawFd, program: &[u8]) -> Result<bool, Fault> {
     Ok(true)
 }
 
-fn attach(raw: RawFd, program: &[u8]) -> io::Result<()> {
+/// Gives `raw` a filter of these instructions.
+pub(crate) fn attach(raw: RawFd, program: &[u8]) -> io::Result<()> {
     let mut code: Vec<libc::sock_filter> = program
         .chunks_exact(INSTRUCTION)
         .map(|i| libc::sock_filter {

@@ -1,7 +1,7 @@
 //! Socket options. They are read as raw bytes and set again where a fresh socket has another value; `table.rs` has all
 //! that can be set and read.
 
-mod filter;
+pub(crate) mod filter;
 mod table;
 
 use super::send_buffer::SO_BUF_LOCK;

@@ -6,6 +6,7 @@
 mod apart;
 mod capture;
 mod elsewhere;
+mod gate;
 mod places;
 mod rebuild;
 mod refill;
@@ -103,6 +104,11 @@ pub(crate) struct UnixState {
 }
 
 impl UnixState {
+    /// Whether anybody who knows its name can send to it, as far as its peer lets them.
+    fn can_be_sent_to(&self) -> bool {
+        self.kind == libc::SOCK_DGRAM && !self.name.is_unnamed()
+    }
+
     /// The paths that the file has to which it is bound, the last one at the end, and whose that is.
     fn places(&self) -> Vec<(PathBuf, u32)> {
         let (Some(file), Some(path)) = (&self.file, self.name.unix_path()) else {

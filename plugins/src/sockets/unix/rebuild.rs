@@ -3,7 +3,11 @@
 //! A socket that was accepted has its listener's name, and two sockets cannot be bound to one name; so such a pair is
 //! made as it was made first: by connecting to a listener of that name, the job's own or one made for the moment. Pairs
 //! without names come from `socketpair`.
+//!
+//! Others can reach a socket as soon as it has its name. Who connects to a listener while it is used here is turned
+//! away, and what is sent to datagram sockets falls through a filter ([`Gate`]) until their queues are back.
 
+use super::gate::Gate;
 use super::places::Places;
 use super::{BoundFile, Peer, UnixState};
 use crate::builder::Builder;
@@ -11,9 +15,19 @@ use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Store};
 use crate::limit::RaisedLimit;
 use crate::model::DescId;
+use crate::sockets::options::When;
+use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// While connections are made, as many may wait as the system lets.
+const ROOM: i32 = i32::MAX;
+
+/// How long those who keep the queue of a listener full are turned away.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A socket of the job.
 pub(super) type Socket = (DescId, UnixState);
@@ -27,6 +41,9 @@ pub(super) struct UnixBuild {
     pub(super) ends: Store,
     /// For a connected socket: the description at the other end, where messages for it can be sent from without address.
     pub(super) peers: HashMap<DescId, DescId>,
+    /// For a socket without name, the one that was its peer in a pair, and that is going to be connected elsewhere: the
+    /// only one that can send to it.
+    pub(super) feeders: HashMap<DescId, DescId>,
     /// The files of bound sockets.
     pub(super) places: Places,
 }
@@ -40,14 +57,23 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
         other_ends: HashMap::new(),
         ends: Store::new(0, RaisedLimit::highest()),
         peers: HashMap::new(),
+        feeders: HashMap::new(),
         places: Places::new(b.sights.clone()),
     };
     let listening: Vec<&Socket> = all.iter().filter(|(_, l)| l.listening.is_some()).collect();
     for (at, (id, u)) in all.iter().enumerate() {
-        if let Some((backlog, clients)) = &u.listening {
-            let fd = listener(&build.places, u, *backlog).map_err(|e| (*id, e))?;
+        if let Some((_, clients)) = &u.listening {
+            let fd = listener(&build.places, u).map_err(|e| (*id, e))?;
             b.put(*id, fd).map_err(|e| (*id, e))?;
             waiting.extend(clients.iter().map(|c| (*c, at)));
+        }
+    }
+    for (id, u) in &all {
+        let from = one_sided(&all, &by_ino, u).filter(|(a, _)| !b.has(*a) && !b.has(*id));
+        if let Some((a, p)) = from {
+            let (own, other) = bound_pair(&build.places, u, Some(p)).map_err(|e| (*id, e))?;
+            b.put(*id, own).and_then(|()| b.put(*a, other)).map_err(|e| (*id, e))?;
+            build.feeders.insert(*id, *a);
         }
     }
     for (id, u) in &all {
@@ -57,6 +83,10 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
         connected(b, &mut build, (&all, &listening), &by_ino, *id, u).map_err(|e| (*id, e))?;
     }
     for (listener_id, l) in &all {
+        if let (Some(_), Some(fd)) = (&l.listening, b.lend(*listener_id).map_err(|e| (*listener_id, e))?) {
+            // Those that wait get them from it.
+            l.options.restore(fd.raw(), When::Listening).map_err(|e| (*listener_id, e))?;
+        }
         for client in l.listening.iter().flat_map(|(_, clients)| clients) {
             let Some((id, u)) = by_ino.get(client).map(|at| &all[*at]) else {
                 continue; // A client outside the job: gone.
@@ -68,12 +98,20 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
     Ok(build)
 }
 
-/// A listening socket.
-fn listener(places: &Places, u: &UnixState, backlog: u32) -> Result<OwnedFd, Fault> {
+/// A listening socket, for now with room for all.
+fn listener(places: &Places, u: &UnixState) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
-    sock::listen(fd.as_raw_fd(), i32::try_from(backlog).unwrap_or(i32::MAX)).at("listen")?;
+    sock::listen(fd.as_raw_fd(), ROOM).at("listen")?;
     Ok(fd)
+}
+
+/// The other socket of a pair, of which this one, without a name, is still the end, while that one has another peer.
+fn one_sided<'a>(all: &'a [Socket], by_ino: &HashMap<u32, usize>, u: &UnixState) -> Option<&'a Socket> {
+    let Peer::Inode(ino) = u.peer else { return None };
+    let other = by_ino.get(&ino).map(|at| &all[*at])?;
+    let is_pair = u.kind == libc::SOCK_DGRAM && u.name.is_unnamed() && (u.peer_name.is_unnamed() || !u.queue.is_empty());
+    (is_pair && other.1.peer != Peer::Inode(u.ino)).then_some(other)
 }
 
 /// A client whose connection waits to be accepted.
@@ -83,7 +121,12 @@ fn waiting_client(b: &Builder<'_>, places: &Places, u: &UnixState, (id, l): (Des
     let Some(to) = b.lend(id)? else {
         return refuse("no listener to connect to");
     };
-    places.reach(to.raw(), &l.name, |at| sock::connect(fd.as_raw_fd(), at))?;
+    if !connects(places, to.raw(), &l.name, fd.as_raw_fd())? {
+        return refuse(format!(
+            "others keep the queue of {} full; stop them and restart again",
+            l.name
+        ));
+    }
     Ok(fd)
 }
 
@@ -102,6 +145,11 @@ fn connected(
     };
     let mutual = peer.filter(|(_, p)| p.peer == Peer::Inode(u.ino));
     let pairs = u.kind != libc::SOCK_DGRAM;
+    let was_paired = match u.peer {
+        Peer::Gone => u.name.is_unnamed() || u.peer_name.is_unnamed(),
+        // Nobody else can have sent to it.
+        _ => u.name.is_unnamed() && (u.peer_name.is_unnamed() || !u.queue.is_empty()),
+    };
     match (mutual, u.peer) {
         (Some((other, p)), _) if pairs || u.name.is_unnamed() || p.name.is_unnamed() => {
             let (a, c) = if pairs {
@@ -119,13 +167,16 @@ fn connected(
             b.put(id, a)?;
             build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
-        (None, Peer::Gone) if u.name.is_unnamed() || u.peer_name.is_unnamed() => {
+        (None, Peer::Gone | Peer::Inode(_)) if was_paired => {
             let (a, c) = bound_pair(&build.places, u, None)?;
             b.put(id, a)?;
             build.other_ends.insert(id, b.hold_in(&mut build.ends, c)?);
         }
         (_, peer) => {
             let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
+            if u.can_be_sent_to() {
+                Gate::close(fd.as_raw_fd())?;
+            }
             build.places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
             b.put(id, fd)?;
             // It is connected when what it had received from others before is back.
@@ -186,7 +237,7 @@ fn pair(
     let own = of_listener(&server.name);
     let temporary = match own {
         Some(_) => None,
-        None => Some(listener(places, server, 1)?),
+        None => Some(listener(places, server)?),
     };
     let own = own.map_or(Ok(None), |id| b.lend(id))?;
     let at = match (&own, &temporary) {
@@ -194,15 +245,48 @@ fn pair(
         (None, Some(t)) => t.as_raw_fd(),
         (None, None) => return refuse("no listener to connect to"),
     };
-    let c = sock::socket(libc::AF_UNIX, server.kind, 0).at("socket")?;
+    let c = sock::socket(libc::AF_UNIX, server.kind | libc::SOCK_NONBLOCK, 0).at("socket")?;
     if let Some(client) = client {
         places.bind(c.as_raw_fd(), &client.name, client.file.as_ref())?;
     }
-    let name = sock::local(at).at("read a name")?;
-    places.reach(at, &name, |to| sock::connect(c.as_raw_fd(), to))?;
-    let s = sock::accept(at).at("accept")?;
+    let s = accepted(places, at, c.as_raw_fd())?;
     if let Some(temporary) = &temporary {
         places.let_go(temporary.as_raw_fd()).at("stat")?;
     }
     Ok(if u_serves { (s, c) } else { (c, s) })
+}
+
+/// Connects `client` to listener `at`, and accepts that connection: those of others, which come in between, are closed.
+fn accepted(places: &Places, at: RawFd, client: RawFd) -> Result<OwnedFd, Fault> {
+    let name = sock::local(at).at("read a name")?;
+    let begin = Instant::now();
+    while !connects(places, at, &name, client)? {
+        if begin.elapsed() > PATIENCE {
+            return refuse(format!("others keep the queue of {name} full; stop them and restart again"));
+        }
+        while fd::poll(at, libc::POLLIN).at("poll")? & libc::POLLIN != 0 {
+            drop(sock::accept(at).at("accept")?);
+        }
+    }
+    loop {
+        let s = sock::accept(at).at("accept")?;
+        // The kernel has noted who connected.
+        let [pid, ..] = sock::get::<[u32; 3]>(s.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED).at("ask for its peer")?;
+        if pid == std::process::id() {
+            return Ok(s);
+        }
+    }
+}
+
+/// Connects `client` to listener `at`, called `name`; whether there was room.
+fn connects(places: &Places, at: RawFd, name: &Addr, client: RawFd) -> Result<bool, Fault> {
+    let mut has_room = true;
+    places.reach(at, name, |to| match sock::connect(client, to) {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            has_room = false;
+            Ok(())
+        }
+        done => done,
+    })?;
+    Ok(has_room)
 }

@@ -1,8 +1,9 @@
 //! Puts messages in flight back and brings the sockets to their final state.
 
+use super::gate::Gate;
 use super::places::address;
 use super::rebuild::{Socket, UnixBuild};
-use super::{Message, Peer, UnixState};
+use super::{BoundFile, Message, Peer, UnixState};
 use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault};
 use crate::files::Seen;
@@ -83,6 +84,10 @@ impl Job<'_, '_> {
     /// How many of the messages at the beginning of the queue of socket `at` of all have to be there before it has its peer.
     fn strangers(&self, at: usize) -> Result<usize, Fault> {
         let (id, u) = &self.all[at];
+        // What it had before, it has lost when it was connected.
+        if self.build.feeders.values().any(|feeder| feeder == id) {
+            return Ok(0);
+        }
         if !self.is_connected_by_name(*id, u) {
             return Ok(0);
         }
@@ -124,7 +129,10 @@ impl Job<'_, '_> {
         }
         let other = match build.other_ends.get(&id).filter(|_| connected) {
             Some(end) => build.ends.lend(*end)?,
-            None => build.peers.get(&id).map_or(Ok(None), |p| b.lend(*p))?,
+            None => {
+                let peer = build.peers.get(&id).or_else(|| build.feeders.get(&id));
+                peer.map_or(Ok(None), |p| b.lend(*p))?
+            }
         };
         let other = other.as_ref().map(Lent::raw);
         if u.kind != libc::SOCK_DGRAM {
@@ -134,18 +142,28 @@ impl Job<'_, '_> {
             };
         }
         let sender = self.sender(u, other, &m.from)?;
-        let raw = match &sender {
-            Sender::Peer(raw) => return send_all(*raw, &data, (&fds, m.whose), None, false),
-            Sender::Socket(own) => own.raw(),
-            Sender::Temporary(fd) => fd.as_raw_fd(),
-        };
         let Some(own) = b.lend(id)? else { return Ok(()) };
-        let mut sent = Ok(());
-        let reached = build.places.reach(own.raw(), &u.name, |to| {
-            sent = send_all(raw, &data, (&fds, m.whose), Some(to), false);
-            Ok(())
-        });
-        reached.and(sent)
+        if u.can_be_sent_to() {
+            Gate::open_for(own.raw(), &data)?;
+        }
+        let send = |raw, to: Option<&Addr>| send_all(raw, &data, (&fds, m.whose), to, false);
+        let to_own = |raw| {
+            let mut sent = Ok(());
+            let reached = build.places.reach(own.raw(), &u.name, |to| {
+                sent = send(raw, Some(to));
+                Ok(())
+            });
+            reached.and(sent)
+        };
+        let sent = match &sender {
+            Sender::Peer(raw) => send(*raw, None),
+            Sender::Socket(own) => to_own(own.raw()),
+            Sender::Temporary(fd) => to_own(fd.as_raw_fd()),
+        };
+        if u.can_be_sent_to() {
+            Gate::close(own.raw())?;
+        }
+        sent
     }
 
     /// The socket a datagram for `u` comes from: its peer, one of the job with that name, or one made for it.
@@ -162,9 +180,16 @@ impl Job<'_, '_> {
             return Ok(Sender::Socket(own));
         }
         let fd = sock::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).at("socket")?;
-        if from.unix_path().is_none() {
-            // A sender that has gone is imitated; where its name is taken now, the datagram comes without one.
-            let _ = sock::bind(fd.as_raw_fd(), from);
+        // A sender that has gone is imitated; where its name cannot be had, the datagram comes without one.
+        let named = match from.unix_path() {
+            Some(path) => self
+                .build
+                .places
+                .bind_apart(fd.as_raw_fd(), from, &path, &BoundFile::default()),
+            None => sock::bind(fd.as_raw_fd(), from).at("bind"),
+        };
+        if let Err(error) = named {
+            tracing::debug!(%error, %from, "the name of a sender that is gone cannot be had");
         }
         Ok(Sender::Temporary(fd))
     }
@@ -210,6 +235,16 @@ impl Job<'_, '_> {
     fn settle(&self, id: DescId, u: &UnixState) -> Result<(), Fault> {
         let Some(own) = self.b.lend(id)? else { return Ok(()) };
         let raw = own.raw();
+        if let Some((backlog, _)) = &u.listening {
+            sock::listen(raw, i32::try_from(*backlog).unwrap_or(i32::MAX)).at("listen")?;
+        }
+        if u.can_be_sent_to() {
+            Gate::remove(raw)?;
+        }
+        if self.build.feeders.contains_key(&id) {
+            // That the other end has left it is told as an error, which it has been told before.
+            sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_ERROR).at("take an error")?;
+        }
         let with_peer = self.build.other_ends.contains_key(&id);
         if u.reset && with_peer && u.kind != libc::SOCK_DGRAM {
             // Its other end is going to be closed with this unread.

@@ -366,6 +366,67 @@ while True:
     Ok(())
 }
 
+/// While a job is restarted, a stranger connects and sends to its sockets all the time: nothing of what the job has
+/// said to itself comes to the stranger, and nothing of the stranger's stands before what the job had received.
+pub(crate) fn visitors(place: &Place, user: User) -> Result<(), Failure> {
+    const PROGRAM: &str = "
+import os, socket
+name = '\\0belay-visited-%d' % os.getpid()
+listener = socket.socket(socket.AF_UNIX); listener.bind(name); listener.listen(3)
+beside = socket.socket(socket.AF_UNIX); beside.bind('shared/beside'); os.chmod('shared/beside', 0o777); beside.listen(3)
+pairs = []
+for n in range(40):
+    to = (listener, beside)[n % 2]
+    client = socket.socket(socket.AF_UNIX); client.connect(to.getsockname())
+    server = to.accept()[0]
+    server.send(b'to client %d' % n); client.send(b'to server %d' % n)
+    pairs.append((client, server))
+said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); said.bind(name + 'd')
+for n in range(5):
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.sendto(b'%d' % n, name + 'd'); sender.close()
+with open('shared/name', 'w') as f: f.write(name[1:])
+open('open', 'w')
+while not os.path.exists('go'): pass
+for n, (client, server) in enumerate(pairs):
+    client.settimeout(1); server.settimeout(1)
+    assert client.recv(100) == b'to client %d' % n, n
+    assert server.recv(100) == b'to server %d' % n, n
+for n in range(5): assert said.recv(100) == b'%d' % n, n
+open('well', 'w')";
+    // It also holds what it gets, as long as it can.
+    const STRANGER: &str = "
+import socket
+name = '\\0' + open('name').read()
+got, held = open('got', 'w'), []
+open('up', 'w')
+while True:
+    for to in (name, 'beside'):
+        s = socket.socket(socket.AF_UNIX); s.setblocking(False)
+        try: s.connect(to)
+        except OSError: continue
+        held.append(s)
+    for s in held:
+        try: got.write(repr(s.recv(100))); got.flush()
+        except OSError: pass
+    held = held[-50:]
+    d = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); d.setblocking(False)
+    try: d.sendto(b'of the stranger', name + 'd')
+    except OSError: pass";
+    let (mut job, shared) = planned(place, user, "way-visitors")?;
+    run_to_checkpoint(&mut job, PROGRAM)?;
+    let _stranger = server(&shared, STRANGER)?;
+    job.restart(&[])?;
+    io("let it go on", std::fs::write(job.work.join("go"), ""))?;
+    let end = Instant::now() + LIMIT;
+    while !job.work.join("well").exists() && Instant::now() < end && !job.has_ended()? {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    want(job.work.join("well").exists(), || job.output_text())?;
+    let got = io("read", std::fs::read_to_string(shared.join("got")))?;
+    want(!got.contains("to client") && !got.contains("to server"), || got)?;
+    job.kill_all()
+}
+
 /// A server of the stranger's, which is up.
 fn server(shared: &Path, script: &str) -> Result<Stranger, Failure> {
     let up = shared.join("up");
