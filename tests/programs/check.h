@@ -27,6 +27,8 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/wait.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -194,4 +196,16 @@ static inline void await(int fd, short ev, const char *what) {
     int r = poll(&p, 1, 10000);
     if (r != 1) fail("%s: poll returned %d: %s", what, r, r < 0 ? strerror(errno) : "lost wakeup");
 }
+// Binds socket `s` to a file. One of that name can be there that a killed job has left, also since it was last removed:
+// the job may have been killed and restarted right before this.
+static inline void bind_anew(int s, const struct sockaddr_un *at) {
+    do {
+        unlink(at->sun_path);
+    } while (bind(s, (const struct sockaddr *)at, sizeof *at) == -1 && errno == EADDRINUSE);
+    struct sockaddr_un now = {0};
+    socklen_t l = sizeof now;
+    OK(getsockname(s, (struct sockaddr *)&now, &l));
+    CHECK(!strcmp(now.sun_path, at->sun_path));
+}
+
 #endif

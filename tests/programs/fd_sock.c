@@ -184,8 +184,7 @@ static struct sockaddr_un file(const char *name, int i) {
 }
 static int at_file(struct sockaddr_un *u) {
     int s = (int)OK(socket(AF_UNIX, SOCK_DGRAM, 0));
-    unlink(u->sun_path);  // what a killed job has left
-    OK(bind(s, (struct sockaddr *)u, sizeof *u));
+    bind_anew(s, u);
     return s;
 }
 static void link_to(int s, struct sockaddr_un *u) { OK(connect(s, (struct sockaddr *)u, sizeof *u)); }

@@ -66,9 +66,8 @@ static void creds(void) {
 static int named(int type, struct sockaddr_un *ad, const char *what) {
     *ad = (struct sockaddr_un){.sun_family = AF_UNIX};
     snprintf(ad->sun_path, sizeof ad->sun_path, "%s.%d", what, getpid());
-    unlink(ad->sun_path);
     int s = (int)OK(socket(AF_UNIX, type, 0));
-    OK(bind(s, (struct sockaddr *)ad, sizeof *ad));
+    bind_anew(s, ad);
     return s;
 }
 static void left(void) {
