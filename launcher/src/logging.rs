@@ -36,6 +36,8 @@ pub(crate) fn start(dir: &JobDir, level: &str) -> Result<(), Failure> {
     let subscriber = tracing_subscriber::fmt()
         .json()
         .with_max_level(level)
+        // Where the disk is full it would say so on standard error, the program's own, and end where that is full too.
+        .log_internal_errors(false)
         .with_writer(Mutex::new(file))
         .finish();
     tracing::subscriber::set_global_default(subscriber).map_err(|e| fail(std::io::Error::other(e)))?;

@@ -345,7 +345,7 @@ impl ControlMemory {
         match unsafe { (*self.writer(k)).error.load(Acquire) } {
             0 => Ok(()),
             libc::EDQUOT => Err(session.no_room().into()),
-            error => Err(failed(pid, std::io::Error::from_raw_os_error(error).to_string())),
+            error => Err(told(pid, error)),
         }
     }
 
@@ -358,14 +358,13 @@ impl ControlMemory {
         session: &mut Session,
         table: &mut Vec<Extent>,
     ) -> Result<(), CaptureError> {
-        let fail = |reason| failed(pid, reason);
         let head = self.control();
         // SAFETY: the mapping is live for the whole function and covers the places of `work`; the counts are held
         // against their room. The child has ended, so nothing changes any more.
         unsafe {
             let error = (*head).error.load(Acquire);
             if error != 0 {
-                return Err(fail(std::io::Error::from_raw_os_error(error).to_string()));
+                return Err(told(pid, error));
             }
             let mut extents = Vec::new();
             for (k, table) in work.tables.iter().enumerate() {
@@ -415,10 +414,16 @@ pub(crate) fn ended_early(pid: i32) -> CaptureError {
 }
 
 fn failed(pid: i32, reason: String) -> CaptureError {
-    CaptureError::Failed {
-        step: format!("write the memory of process {pid}"),
-        reason,
-    }
+    CaptureError::Failed { step: step(pid), reason }
+}
+
+/// A system call of the child's has failed.
+fn told(pid: i32, error: i32) -> CaptureError {
+    CaptureError::system(step(pid), std::io::Error::from_raw_os_error(error))
+}
+
+fn step(pid: i32) -> String {
+    format!("write the memory of process {pid}")
 }
 
 impl Drop for ControlMemory {

@@ -37,7 +37,9 @@ pub fn run(job: &JobDir, settings: &Settings, tag: u64, number: u64, sources: &[
         // will soon do this work.
         let beat = || {
             helper::beat().inspect_err(|e| {
-                eprintln!("belay: generation {number} of part {tag} stays as it is: nobody waits for it any more: {e}");
+                sys::say(&format!(
+                    "generation {number} of part {tag} stays as it is: nobody waits for it any more: {e}"
+                ));
                 std::process::exit(Exit::Io.code().into());
             })
         };
@@ -127,7 +129,7 @@ impl Healer {
                     }
                     peers.push(peer);
                 }
-                Err(e) => eprintln!("belay: {e}"),
+                Err(e) => sys::say(&e.to_string()),
             }
         }
         let lists = |i: &Index| i.members.iter().position(|m| m.tag == tag);

@@ -4,7 +4,7 @@ use super::{comes_back, restart_refused, target, LIMIT};
 use belay_image::manifest::Manifest;
 use belay_tests::expect::{io, refused_for_one_of as refused, want};
 use belay_tests::filler::fill;
-use belay_tests::job::{output, text, Job};
+use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
 use belay_tests::rng::Rng;
 use belay_tests::Failure;
@@ -36,6 +36,7 @@ pub(super) fn disk_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Fa
         for _ in 0..3 {
             let o = job.checkpoint_raw(&[])?;
             refused(&o, &["no space", "full"])?;
+            want(o.status.code() == Some(79), || format!("{}: {}", show(o.status), text(&o)))?;
             job.progress(LIMIT).map_err(|e| format!("after the failed checkpoint: {e}"))?;
         }
         comes_back(&mut job)?;
@@ -45,6 +46,37 @@ pub(super) fn disk_full(place: &Place, user: User, _: &mut Rng) -> Result<(), Fa
         job.verdict(false, LIMIT)
     })();
     job.kill_all()?;
+    io("umount", Command::new("umount").arg("-l").arg(&dir).status())?;
+    r
+}
+
+/// The disk is full, and so is that to which standard error leads: the log cannot be written, and that cannot be said.
+pub(super) fn full_everywhere(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let job = Job::new(place, "fulleverywhere", user)?;
+    let dir = job.work.join("small");
+    io("create", std::fs::create_dir(&dir))?;
+    let owner = if user == User::Ordinary { NOBODY } else { 0 };
+    let options = format!("size=1m,mode=0700,uid={owner},gid={owner}");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&dir);
+    want(io("mount", mount.status())?.success(), || "mount a small tmpfs".into())?;
+    let r = (|| {
+        for left_kib in (4..=40).step_by(4) {
+            let filler = dir.join("filler");
+            io("write", std::fs::write(&filler, vec![0; (1024 - left_kib) << 10]))?;
+            let name = dir.join(format!("job-{left_kib}")).display().to_string();
+            let mut launch = job.belay(&["launch", "--ckpt-dir", &name, "--", "true"]);
+            let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+            launch.stderr(io("open /dev/full", full)?);
+            let status = io("launch", launch.status())?;
+            want(matches!(status.code(), Some(0 | 79)), || {
+                format!("{left_kib} KiB are left: {}", show(status))
+            })?;
+            io("remove", std::fs::remove_file(&filler))?;
+            io("remove", std::fs::remove_dir_all(&name))?;
+        }
+        Ok(())
+    })();
     io("umount", Command::new("umount").arg("-l").arg(&dir).status())?;
     r
 }

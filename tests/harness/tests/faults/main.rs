@@ -49,7 +49,7 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("faults", &["fault_target", "proc_chain"]);
-    let tests: [(&str, Test); 17] = [
+    let tests: [(&str, Test); 18] = [
         ("command_ending", kills::command_ending),
         ("left_behind", kills::left_behind),
         ("command_killed", kills::command_killed),
@@ -61,6 +61,7 @@ fn main() {
         ("rank_killed", kills::rank_killed),
         ("all_killed", kills::all_killed),
         ("disk_full", damage::disk_full),
+        ("full_everywhere", damage::full_everywhere),
         ("damaged", damage::damaged),
         ("falls_back", damage::falls_back),
         ("shared_chunk", damage::shared_chunk),
@@ -70,7 +71,7 @@ fn main() {
     ];
     for (name, test) in tests {
         // Mounting the small file system needs root.
-        target.by_user(name, |_| name != "disk_full" || am_root(), test);
+        target.by_user(name, |_| !matches!(name, "disk_full" | "full_everywhere") || am_root(), test);
     }
     target.run();
 }
