@@ -65,22 +65,38 @@ impl Enlarged {
 
     /// The same for either buffer; a receive buffer whose size the program has chosen can grow again.
     pub(super) fn of(buffer: Buffer, raw: RawFd) -> Self {
-        let mut this = Self {
-            buffer,
-            raw,
-            size: buffer.size(raw),
-            lock: sock::get(raw, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0),
-            changed: false,
-        };
+        let mut this = Self::unchanged(buffer, raw);
         if let (Buffer::Receive, true) = (buffer, this.lock & CHOSEN_RECEIVE != 0) {
             // The kernel makes it larger than a program may (net.ipv4.tcp_rmem) where the program has not chosen its size.
             this.changed = sock::set(raw, libc::SOL_SOCKET, SO_BUF_LOCK, &(this.lock & !CHOSEN_RECEIVE)).is_ok();
             return this;
         }
-        let forced = sock::set(raw, libc::SOL_SOCKET, buffer.names().1, &LARGE.max(this.size / 2)).is_ok();
-        // The kernel gives a program more than it may ask for.
-        this.changed = forced || buffer.limit().min(LARGE) > this.size / 2 && buffer.set(raw, LARGE);
+        this.enlarge();
         this
+    }
+
+    /// The receive buffer of a socket without connections, which does not grow by itself.
+    pub(super) fn of_datagrams(raw: RawFd) -> Self {
+        let mut this = Self::unchanged(Buffer::Receive, raw);
+        this.enlarge();
+        this
+    }
+
+    fn unchanged(buffer: Buffer, raw: RawFd) -> Self {
+        Self {
+            buffer,
+            raw,
+            size: buffer.size(raw),
+            lock: sock::get(raw, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0),
+            changed: false,
+        }
+    }
+
+    fn enlarge(&mut self) {
+        let (buffer, raw) = (self.buffer, self.raw);
+        let forced = sock::set(raw, libc::SOL_SOCKET, buffer.names().1, &LARGE.max(self.size / 2)).is_ok();
+        // The kernel gives a program more than it may ask for.
+        self.changed = forced || buffer.limit().min(LARGE) > self.size / 2 && buffer.set(raw, LARGE);
     }
 }
 

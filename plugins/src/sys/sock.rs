@@ -343,6 +343,8 @@ pub(crate) struct Received {
     pub(crate) creds: Option<libc::ucred>,
     /// Where several datagrams have come as one (UDP_GRO): how long each is, but for the last.
     pub(crate) segment: Option<usize>,
+    /// What an internet protocol tells of it: level, type, data.
+    pub(crate) told: Vec<(i32, i32, Vec<u8>)>,
 }
 
 /// `recvmsg` into `buf`, never blocking.
@@ -364,7 +366,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
     // SAFETY: every pointer in `msg` is valid for the length beside it.
     let len = check_len(unsafe { libc::recvmsg(fd, &mut msg, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) })?;
     addr.truncate(msg.msg_namelen as usize);
-    let (mut fds, mut segment, mut creds) = (Vec::new(), None, None);
+    let (mut fds, mut segment, mut creds, mut told) = (Vec::new(), None, None, Vec::new());
     // SAFETY: `msg` describes the control buffer as the kernel left it.
     let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
     // SAFETY: a non-null header lies within the control buffer.
@@ -391,6 +393,17 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
             let length = unsafe { libc::CMSG_DATA(h).cast::<i32>().read_unaligned() };
             segment = usize::try_from(length).ok().filter(|n| *n > 0);
         }
+        if [libc::IPPROTO_IP, libc::IPPROTO_IPV6].contains(&h.cmsg_level) {
+            // SAFETY: the data begins behind the header.
+            let data = unsafe { libc::CMSG_DATA(h) };
+            let n = h.cmsg_len - (data as usize - head as usize);
+            // SAFETY: the message has so many bytes, as the kernel has written them.
+            told.push((
+                h.cmsg_level,
+                h.cmsg_type,
+                unsafe { std::slice::from_raw_parts(data, n) }.to_vec(),
+            ));
+        }
         // SAFETY: `head` is a header of `msg`.
         head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
     }
@@ -401,6 +414,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
         flags: msg.msg_flags,
         creds,
         segment,
+        told,
     })
 }
 
@@ -441,8 +455,8 @@ pub(crate) fn send(fd: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>) -> 
 }
 
 /// Writes a control message at `head`, where there is room for it.
-fn control(head: &mut libc::cmsghdr, kind: i32, data: &[u8]) {
-    head.cmsg_level = libc::SOL_SOCKET;
+fn control(head: &mut libc::cmsghdr, (level, kind): (i32, i32), data: &[u8]) {
+    head.cmsg_level = level;
     head.cmsg_type = kind;
     // SAFETY: CMSG_LEN only computes a length.
     head.cmsg_len = unsafe { libc::CMSG_LEN(data.len() as u32) } as usize;
@@ -459,6 +473,20 @@ pub(crate) fn send_as(
     (fds, creds): (&[RawFd], Option<libc::ucred>),
     to: Option<&Addr>,
 ) -> io::Result<usize> {
+    let numbers: Vec<u8> = fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
+    let sender: Vec<u8> = creds
+        .iter()
+        .flat_map(|c| [c.pid.to_ne_bytes(), c.uid.to_ne_bytes(), c.gid.to_ne_bytes()].concat())
+        .collect();
+    let all = [
+        (libc::SOL_SOCKET, libc::SCM_RIGHTS, numbers),
+        (libc::SOL_SOCKET, libc::SCM_CREDENTIALS, sender),
+    ];
+    send_with(fd, data, &all, to)
+}
+
+/// The same with control messages: level, type, data; those without data are left out.
+pub(crate) fn send_with(fd: RawFd, data: &[u8], all: &[(i32, i32, Vec<u8>)], to: Option<&Addr>) -> io::Result<usize> {
     let mut iov = libc::iovec {
         iov_base: data.as_ptr().cast_mut().cast(),
         iov_len: data.len(),
@@ -471,26 +499,20 @@ pub(crate) fn send_as(
         msg.msg_name = to.0.as_ptr().cast_mut().cast();
         msg.msg_namelen = to.0.len() as libc::socklen_t;
     }
-    let numbers: Vec<u8> = fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
-    let sender: Vec<u8> = creds
-        .iter()
-        .flat_map(|c| [c.pid.to_ne_bytes(), c.uid.to_ne_bytes(), c.gid.to_ne_bytes()].concat())
-        .collect();
-    let all = [(libc::SCM_RIGHTS, numbers), (libc::SCM_CREDENTIALS, sender)];
-    let parts: Vec<_> = all.iter().filter(|(_, data)| !data.is_empty()).collect();
+    let parts: Vec<_> = all.iter().filter(|(_, _, data)| !data.is_empty()).collect();
     let mut room = vec![0u64; CONTROL_WORDS];
     if !parts.is_empty() {
         msg.msg_control = room.as_mut_ptr().cast();
         // SAFETY: CMSG_SPACE only computes a length.
         let space = |bytes: usize| unsafe { libc::CMSG_SPACE(bytes as u32) } as usize;
         // There is room for the most descriptors a message can carry, and more.
-        msg.msg_controllen = parts.iter().map(|(_, data)| space(data.len())).sum();
+        msg.msg_controllen = parts.iter().map(|(_, _, data)| space(data.len())).sum();
         // SAFETY: `msg` describes the control buffer.
         let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
-        for (kind, data) in parts {
+        for (level, kind, data) in parts {
             // SAFETY: a non-null header lies within the control buffer.
             let Some(h) = (unsafe { head.as_mut() }) else { break };
-            control(h, *kind, data);
+            control(h, (*level, *kind), data);
             // SAFETY: `head` is a header of `msg`.
             head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
         }

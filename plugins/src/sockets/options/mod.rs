@@ -243,6 +243,17 @@ impl Options {
         done
     }
 
+    /// Sets some options, given as level and number, ahead of their turn.
+    pub(crate) fn restore_ahead(&self, raw: RawFd, some: &[(i32, i32)]) -> Result<(), Fault> {
+        let mut wanted = self
+            .values
+            .iter()
+            .filter(|(level, option, _)| some.contains(&(*level, *option)));
+        wanted.try_for_each(|(level, option, value)| {
+            sock::set_bytes(raw, *level, *option, value).at(format!("set option {option} of level {level}"))
+        })
+    }
+
     /// Sets the sizes of the buffers where they differ from a fresh socket's, as far as the system's limits allow.
     pub(crate) fn restore_buffers(&self, raw: RawFd) {
         let (send, receive) = self.buffers;

@@ -1,14 +1,16 @@
 //! UDP and UDP-Lite sockets: addresses, options, multicast groups, datagrams not yet read with their senders' addresses.
 
 mod groups;
+mod waiting;
 
 use crate::builder::Builder;
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
 use crate::model::{DescId, Description};
 use crate::session::Session;
+use crate::sockets::names;
 use crate::sockets::options::{self, Options, When};
-use crate::sockets::queue;
+use crate::sockets::send_buffer::Enlarged;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
@@ -18,6 +20,8 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+use waiting::Told;
 
 const UDP_CORK: i32 = 1;
 /// What memory a socket uses; the first number is that of what it has received.
@@ -25,6 +29,16 @@ const SO_MEMINFO: i32 = 55;
 /// Longest wait for an answer from this host, milliseconds.
 const ANSWER_MS: i32 = 1000;
 const SHUT_READ: u8 = 1;
+/// Longest wait until a datagram of this host has arrived.
+const ARRIVAL: Duration = Duration::from_secs(1);
+/// How often to look meanwhile.
+const LOOK: Duration = Duration::from_micros(100);
+/// Options that decide when a datagram arrives how it is kept: UDP_GRO, IP_PKTINFO, IPV6_RECVPKTINFO.
+const KEEPING: [(i32, i32); 3] = [
+    (libc::IPPROTO_UDP, libc::UDP_GRO),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+];
 
 /// A UDP socket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,6 +46,9 @@ pub(crate) struct UdpState {
     local: Addr,
     peer: Option<Addr>,
     queue: Vec<(BlobRef, Addr)>,
+    /// What is told of each of these, where anything is.
+    #[serde(default)]
+    told: Vec<Told>,
     options: Options,
     /// IPPROTO_UDP, or IPPROTO_UDPLITE.
     #[serde(default = "plain")]
@@ -105,15 +122,27 @@ fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Re
     let groups = groups.get_or_insert_with(Groups::of_host).joined(raw, local.family())?;
     let error = pending_error(raw)?;
     let unread = match error {
-        None => queue::peek(raw, libc::SOCK_DGRAM)?,
+        None => waiting::peek(raw)?,
         Some(_) => Vec::new(),
     };
-    let queue = unread.into_iter().map(|m| Ok((s.blobs.put(&m.data)?, m.from)));
-    let queue = queue.collect::<Result<_, Fault>>()?;
+    let (mut queue, mut told) = (Vec::new(), Vec::new());
+    for m in unread {
+        for (at, data) in m.parts.iter().enumerate() {
+            queue.push((s.blobs.put(data)?, m.from.clone()));
+            told.push(Told {
+                follows: at > 0,
+                ..m.told.clone()
+            });
+        }
+    }
+    if told.iter().all(|t| *t == Told::default()) {
+        told.clear();
+    }
     Ok(UdpState {
         local,
         peer: sock::peer(raw).at("read its peer")?,
         queue,
+        told,
         options: options::of(s, (id, raw), false)?,
         protocol,
         shutdown,
@@ -231,24 +260,51 @@ fn refill(b: &Builder<'_>) -> Result<(), (DescId, Fault)> {
 fn unread(b: &Builder<'_>, all: &[(DescId, &UdpState)], u: &UdpState, raw: RawFd) -> Result<(), Fault> {
     let shared = u.options.share_address() && connects_for_a_moment(u);
     let processor: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_INCOMING_CPU).at("read SO_INCOMING_CPU")?;
-    for (data, from) in &u.queue {
-        let data = b.blobs.get(data)?;
+    // The program may have made it smaller than what was in it, and what comes singly takes more of it.
+    let larger = Enlarged::of_datagrams(raw);
+    u.options.restore_ahead(raw, &KEEPING)?;
+    let here = names::addresses();
+    let (mut lost, mut elsewhere, mut patience) = (0, 0, ARRIVAL);
+    let mut at = 0;
+    while let Some((_, from)) = u.queue.get(at) {
+        let told = u.told.get(at).cloned().unwrap_or_default();
+        let follows = |n: &usize| u.told.get(*n).is_some_and(|t| t.follows);
+        let end = (at + 1..u.queue.len()).find(|n| !follows(n)).unwrap_or(u.queue.len());
+        let parts = u.queue[at..end].iter().map(|(data, _)| b.blobs.get(data));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        at = end;
         let to = match shared {
             true => sock::connect(raw, from).and_then(|()| sock::local(raw)),
-            false => Ok(reachable(&u.local, from)),
+            false => Ok(destination(u, from, &told, &here)),
         };
+        let before = Arrived::at(raw).at("read SO_MEMINFO")?;
         let sent = match to {
             Err(e) => Err(e),
-            Ok(to) => match sender(all, (u.protocol, from, &to)).map_or(Ok(None), |own| b.lend(own))? {
-                Some(own) => send(own.raw(), &data, &to),
-                None => imitate((u.protocol, from, &to), &data),
-            },
+            Ok(to) => {
+                elsewhere += usize::from(told.to.is_some_and(|ip| to.ip().is_none_or(|to| to.to_canonical() != ip)));
+                match sender(all, (u.protocol, from, &to)).map_or(Ok(None), |own| b.lend(own))? {
+                    Some(own) => send(own.raw(), &parts, &told, &to),
+                    None => imitate((u.protocol, from, &to), &parts, &told),
+                }
+            }
         };
-        if let Err(error) = sent {
+        match sent {
             // As on any network: a datagram may be lost.
-            tracing::warn!(%error, %from, to = %u.local, "could not put a datagram back");
+            Err(error) => tracing::warn!(%error, %from, to = %u.local, "could not put a datagram back"),
+            Ok(()) => lost += usize::from(!before.has_more(raw, &mut patience).at("read SO_MEMINFO")?),
         }
     }
+    if lost > 0 {
+        tracing::warn!(lost, of = u.queue.len(), to = %u.local, "datagrams that had not been read could not be put back");
+    }
+    if elsewhere > 0 {
+        tracing::warn!(
+            datagrams = elsewhere,
+            to = %u.local,
+            "of datagrams that had not been read the address to which they came is another now (IP_PKTINFO)"
+        );
+    }
+    drop(larger);
     if shared {
         sock::dissolve(raw).at("end a connection")?;
         // That of the last datagram: the kernel would go on to prefer this socket to others at the port.
@@ -275,14 +331,68 @@ fn sender(all: &[(DescId, &UdpState)], (protocol, from, to): (i32, &Addr, &Addr)
     by_name.or_else(by_route).map(|(id, _)| *id)
 }
 
-/// Sends a datagram from `raw` to `to`, which may be written as the other family does.
-fn send(raw: RawFd, data: &[u8], to: &Addr) -> io::Result<()> {
+/// Sends datagrams from `raw` to `to`, which may be written as the other family does: as one where they have come so.
+fn send(raw: RawFd, parts: &[Vec<u8>], told: &Told, to: &Addr) -> io::Result<()> {
     let family = sock::local(raw)?.family();
+    let mut control = to.ip().map(|ip| told.messages(ip)).unwrap_or_default();
     let to = match to.ip() {
         Some(ip) if family != to.family() => Addr::of(SocketAddr::new(ip, to.port()), family),
         _ => to.clone(),
     };
-    sock::send(raw, data, &[], Some(&to)).map(drop)
+    if let Some((all, length)) = waiting::as_one(parts) {
+        control.push(length);
+        if sock::send_with(raw, &all, &control, Some(&to)).is_ok() {
+            return Ok(());
+        }
+        // Not every way can carry that.
+        control.pop();
+    }
+    parts.iter().try_for_each(|data| {
+        let sent = sock::send_with(raw, data, &control, Some(&to));
+        sent.or_else(|_| sock::send(raw, data, &[], Some(&to))).map(drop)
+    })
+}
+
+/// What a socket has received, and what it had no room for.
+struct Arrived {
+    bytes: u32,
+    dropped: u32,
+}
+
+impl Arrived {
+    fn at(raw: RawFd) -> io::Result<Self> {
+        let counts = sock::get_bytes(raw, libc::SOL_SOCKET, SO_MEMINFO, 64)?;
+        let word = |at: usize| {
+            counts
+                .get(4 * at..)
+                .and_then(|c| c.first_chunk())
+                .map_or(0, |c| u32::from_ne_bytes(*c))
+        };
+        // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_DROPS.
+        Ok(Self {
+            bytes: word(0),
+            dropped: word(8),
+        })
+    }
+
+    /// Waits until more has come than then; whether it has. Where one does not come, others are not waited for as long.
+    fn has_more(&self, raw: RawFd, patience: &mut Duration) -> io::Result<bool> {
+        let begun = Instant::now();
+        loop {
+            let now = Self::at(raw)?;
+            if now.dropped != self.dropped {
+                return Ok(false);
+            }
+            if now.bytes > self.bytes {
+                return Ok(true);
+            }
+            if begun.elapsed() >= *patience {
+                *patience = LOOK * 10;
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
 }
 
 /// Connects it, and does everything else that must come after the data.
@@ -335,11 +445,33 @@ fn fail(u: &UdpState, raw: RawFd) -> io::Result<()> {
     told.then_some(()).ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
-/// Sends a datagram from an address of this host that no socket of the job has.
-fn imitate((protocol, from, to): (i32, &Addr, &Addr), data: &[u8]) -> io::Result<()> {
+/// Sends datagrams from an address of this host that no socket of the job has.
+fn imitate((protocol, from, to): (i32, &Addr, &Addr), parts: &[Vec<u8>], told: &Told) -> io::Result<()> {
     let fd = sock::socket(from.family(), libc::SOCK_DGRAM, protocol)?;
     sock::bind(fd.as_raw_fd(), from)?;
-    send(fd.as_raw_fd(), data, to)
+    send(fd.as_raw_fd(), parts, told, to)
+}
+
+/// Where a datagram from `from` is sent that is to come to `u`: to the address to which it came, where that is one of
+/// this host, which has the addresses `here`. (To those of groups others would listen too.)
+fn destination(u: &UdpState, from: &Addr, told: &Told, here: &[IpAddr]) -> Addr {
+    let any = u.local.ip().is_some_and(|ip| ip.is_unspecified());
+    // One of a link counts only together with the interface.
+    let whole = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    match told
+        .to
+        .filter(|ip| any && whole(ip) && (ip.is_loopback() || here.contains(ip)))
+    {
+        Some(ip) => Addr::of(SocketAddr::new(ip, u.local.port()), family_of(ip)),
+        None => reachable(&u.local, from),
+    }
+}
+
+fn family_of(ip: IpAddr) -> i32 {
+    match ip {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    }
 }
 
 /// An address under which a socket bound to `local` is reached from `from`, which is on this host.
