@@ -12,6 +12,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// A message: priority and text.
 pub(crate) type Message = (u32, Vec<u8>);
 
+/// Most memory that is laid out for messages that may have become longer meanwhile, bytes. What is not used takes none.
+const ROOM: usize = 1 << 30;
+
 /// Head of the memory shared with the helper.
 #[repr(C)]
 struct Board {
@@ -35,14 +38,17 @@ struct Shared {
     bytes: usize,
     count: usize,
     data: usize,
+    /// Bytes of data.
+    room: usize,
 }
 
 impl Shared {
-    fn new(count: usize, data_bytes: usize) -> io::Result<Self> {
-        let data = size_of::<Board>() + count * size_of::<Entry>();
-        let bytes = data + data_bytes;
+    fn new(count: usize, room: usize) -> io::Result<Self> {
+        let entries = count.checked_mul(size_of::<Entry>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let data = size_of::<Board>() + entries;
+        let bytes = data.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, -1, 0) };
         if base == libc::MAP_FAILED {
@@ -53,6 +59,7 @@ impl Shared {
             bytes,
             count,
             data,
+            room,
         })
     }
 
@@ -73,16 +80,19 @@ impl Shared {
 
     fn messages(&self, count: usize) -> Vec<Message> {
         let mut offset = 0;
-        (0..count)
-            .map(|i| {
-                // SAFETY: the helper has written this entry and has ended.
-                let e = unsafe { self.entry(i).read() };
-                // SAFETY: the helper has received that many bytes there.
-                let text = unsafe { std::slice::from_raw_parts(self.text(offset), e.bytes) };
-                offset += e.bytes;
-                (e.priority, text.to_vec())
-            })
-            .collect()
+        let all = (0..count.min(self.count)).map_while(|i| {
+            // SAFETY: the helper has written this entry and has ended.
+            let e = unsafe { self.entry(i).read() };
+            let end = offset + e.bytes;
+            if end > self.room {
+                return None;
+            }
+            // SAFETY: the helper has received that many bytes there, which end within the data.
+            let text = unsafe { std::slice::from_raw_parts(self.text(offset), e.bytes) };
+            offset = end;
+            Some((e.priority, text.to_vec()))
+        });
+        all.collect()
     }
 }
 
@@ -95,8 +105,15 @@ impl Drop for Shared {
 
 /// The `count` messages of a queue, of `bytes` bytes together and at most `max` each, which are in it again afterwards.
 pub(crate) fn copy(reader: OwnedFd, writer: OwnedFd, count: usize, bytes: usize, max: usize) -> Result<Vec<Message>, Fault> {
+    // A program outside the job may put longer ones in their place before they are read.
+    let longest = count.checked_mul(max).filter(|all| *all <= ROOM).unwrap_or(0);
+    copy_within((reader, writer), count, longest.max(bytes), max)
+}
+
+/// The same for messages of `bytes` bytes at most.
+fn copy_within((reader, writer): (OwnedFd, OwnedFd), count: usize, bytes: usize, max: usize) -> Result<Vec<Message>, Fault> {
     // The kernel asks for room for the largest message each time.
-    let shared = Shared::new(count, bytes + max).at("map memory for its messages")?;
+    let shared = Shared::new(count, bytes.saturating_add(max)).at("map memory for its messages")?;
     // SAFETY: the child runs `helper`, which makes system calls on memory made before and ends.
     let pid = check(unsafe { libc::fork() }).at("make a process that reads its messages")?;
     if pid == 0 {
@@ -115,7 +132,7 @@ pub(crate) fn copy(reader: OwnedFd, writer: OwnedFd, count: usize, bytes: usize,
     let board = unsafe { shared.board().read() };
     let messages = shared.messages(board.received);
     if board.sent < board.received {
-        send_later(writer, messages[board.sent..].to_vec());
+        send_later(writer, messages.get(board.sent..).unwrap_or_default().to_vec());
     }
     if status != 0 || board.received != count {
         return not_now(format!(
@@ -134,8 +151,13 @@ fn helper(shared: &Shared, reader: RawFd, writer: RawFd, max: usize) -> ! {
     let (mut received, mut sent, mut error) = (0, 0, 0);
     let mut offset = 0;
     while received < shared.count {
+        // Those received so far are longer than what the queue held: it is used meanwhile.
+        if offset + max > shared.room {
+            error = libc::ENOBUFS;
+            break;
+        }
         let mut priority = 0;
-        // SAFETY: the data has room for `max` bytes behind all bytes that the queue held.
+        // SAFETY: the data has room for `max` bytes there.
         let n = check_len(unsafe { libc::mq_timedreceive(reader, shared.text(offset).cast(), max, &mut priority, &past) });
         match n {
             Ok(bytes) => {
@@ -193,4 +215,64 @@ pub(super) fn send_later(writer: OwnedFd, messages: Vec<Message>) {
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd as _;
+
+    const COUNT: usize = 5;
+    const LONG: usize = 6000;
+
+    /// A queue of its own with messages that are all long, opened twice.
+    fn queue(test: &str) -> [OwnedFd; 2] {
+        let name = std::ffi::CString::new(format!("/belay-drain-{test}-{}", std::process::id())).unwrap();
+        // SAFETY: all-zero bytes are a valid value of this plain C struct.
+        let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
+        (a.mq_maxmsg, a.mq_msgsize) = (COUNT as i64, LONG as i64);
+        let mut open = || {
+            let flags = libc::O_CREAT | libc::O_RDWR | libc::O_CLOEXEC;
+            // SAFETY: the name and the attributes are live; the mode is a number.
+            let made = check(unsafe { libc::mq_open(name.as_ptr(), flags, 0o600, &raw mut a) }).unwrap();
+            // SAFETY: the kernel has just returned it.
+            unsafe { OwnedFd::from_raw_fd(made) }
+        };
+        let both = [open(), open()];
+        // SAFETY: the name is live.
+        check(unsafe { libc::mq_unlink(name.as_ptr()) }).unwrap();
+        for i in 0..COUNT {
+            let text = vec![i as u8; LONG];
+            // SAFETY: the text is valid for reading.
+            check(unsafe { libc::mq_send(both[1].as_raw_fd(), text.as_ptr().cast(), LONG, 1) }).unwrap();
+        }
+        both
+    }
+
+    fn waiting(queue: &OwnedFd) -> i64 {
+        // SAFETY: all-zero bytes are a valid value of this plain C struct.
+        let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: `a` is valid for writing.
+        check(unsafe { libc::mq_getattr(queue.as_raw_fd(), &mut a) }).unwrap();
+        a.mq_curmsgs
+    }
+
+    #[test]
+    fn messages_that_have_become_longer_are_read_nevertheless() {
+        let [reader, writer] = queue("longer");
+        let again = writer.try_clone().unwrap();
+        let all = copy(reader, writer, COUNT, COUNT, LONG).unwrap();
+        let want: Vec<Message> = (0..COUNT).map(|i| (1, vec![i as u8; LONG])).collect();
+        assert!(all == want);
+        assert_eq!(waiting(&again), COUNT as i64);
+    }
+
+    #[test]
+    fn messages_for_which_there_is_no_room_stay_in_the_queue() {
+        let [reader, writer] = queue("room");
+        let again = writer.try_clone().unwrap();
+        let refused = copy_within((reader, writer), COUNT, COUNT, LONG).unwrap_err();
+        assert!(matches!(refused, Fault::Passing(why) if why.contains("1 of its 5 messages")));
+        assert_eq!(waiting(&again), COUNT as i64);
+    }
 }
