@@ -1,5 +1,5 @@
 // Named pipes: both ends, data in flight, opened read-write, the name still there. Of one that nobody has opened for writing
-// no hang-up is told, of one that somebody has, one is.
+// no hang-up is told, of one that somebody has, one is, but not to who has opened it since.
 #include "check.h"
 int main(void) {
     begin("fd_fifo");
@@ -14,6 +14,7 @@ int main(void) {
     OK(mkfifo(left, 0600));
     struct pollfd none = {(int)OK(open(quiet, O_RDONLY | O_NONBLOCK)), POLLIN, 0}, over = {(int)OK(open(left, O_RDONLY | O_NONBLOCK)), POLLIN, 0};
     OK(close((int)OK(open(left, O_WRONLY))));
+    struct pollfd since = {(int)OK(open(left, O_RDONLY | O_NONBLOCK)), POLLIN, 0};
     char b[4000], g[4000];
     fill(b, sizeof b, 0);
     full_write(w, b, sizeof b);
@@ -31,6 +32,7 @@ int main(void) {
         EQ(read(none.fd, g, 1), 0);
         EQ(poll(&over, 1, 0), 1);
         EQ(over.revents, POLLHUP);
+        EQ(poll(&since, 1, 0), 0);
         EQ(fcntl(rw, F_GETFL) & O_ACCMODE, O_RDWR);
     }
     unlink(path);

@@ -41,6 +41,9 @@ pub(crate) struct PipeObject {
     /// Of a FIFO: nobody has opened it for writing since its readers have opened it, so they see no hang-up.
     #[serde(default)]
     unwritten: bool,
+    /// Of a FIFO without writers: those readers who see no hang-up, as they have opened it since, where others see one.
+    #[serde(default)]
+    since: Vec<DescId>,
 }
 
 impl Part for Vec<PipeObject> {
@@ -131,12 +134,17 @@ impl Kind for Pipes {
         }
         let mut all: Vec<(&PipeObject, Vec<DescId>)> = objects.iter().zip(ends).collect();
         all.sort_by_key(|(object, _)| std::cmp::Reverse(object.capacity));
-        for (object, ends) in all {
-            let built = prepare(object, b.sights, b.blobs).map_err(|e| match ends.first() {
+        for (object, mut ends) in all {
+            // Opened behind the last writer, they see no hang-up.
+            ends.sort_by_key(|id| object.since.contains(id));
+            let mut built = prepare(object, b.sights, b.blobs).map_err(|e| match ends.first() {
                 Some(id) => d.refusal(*id, &e),
                 None => e.of(0, "pipe"),
             })?;
             for id in ends {
+                if object.since.contains(&id) {
+                    built.write = None;
+                }
                 let opened = built.open(&d.descriptions[id]).and_then(|fd| b.put(id, fd));
                 opened.map_err(|e| d.refusal(id, &e))?;
             }
@@ -174,7 +182,11 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
         // What is in a pipe belongs to a reader outside the job, or to nobody.
         (None, _) => Vec::new(),
     };
-    let unwritten = fifo.is_some() && !has(libc::O_WRONLY) && pieces.is_empty() && is_unwritten(s, ids)?;
+    let quiet = match &fifo {
+        Some(_) if !has(libc::O_WRONLY) => without_hangup(s, ids, pieces.is_empty())?,
+        _ => Vec::new(),
+    };
+    let unwritten = quiet.len() == ids.len();
     let note = what.map(|what| {
         format!(
             "process {}: fd {}: the program outside the job that could {what} {} will be gone after a restart",
@@ -194,18 +206,27 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
         packets,
         streams: if packets { streams.collect() } else { Vec::new() },
         unwritten,
+        since: if unwritten { Vec::new() } else { quiet },
     })
 }
 
-/// Whether no end of these, which read an empty FIFO, has seen a writer.
-fn is_unwritten(s: &Session<'_>, ids: &[DescId]) -> Result<bool, Fault> {
+/// Those of these ends, which read a FIFO and of which none writes, that have seen no writer since they were opened.
+fn without_hangup(s: &Session<'_>, ids: &[DescId], empty: bool) -> Result<Vec<DescId>, Fault> {
+    let (mut quiet, mut writer) = (Vec::new(), false);
     for id in ids {
         let taken = s.take(*id)?;
-        if packets::has_writer(taken.raw())? || fd::poll(taken.raw(), libc::POLLIN).at("poll")? & libc::POLLHUP != 0 {
-            return Ok(false);
+        if fd::poll(taken.raw(), libc::POLLIN).at("poll")? & libc::POLLHUP == 0 {
+            quiet.push(*id);
+            // A program outside the job may write to it, which keeps the hang-up away.
+            writer = writer || !empty || packets::has_writer(taken.raw())?;
         }
     }
-    Ok(true)
+    // Whoever sees a hang-up shows that there is none.
+    Ok(if writer && quiet.len() == ids.len() {
+        Vec::new()
+    } else {
+        quiet
+    })
 }
 
 /// Name of the FIFO behind the link `shown`; `None` for a pipe.
@@ -227,7 +248,7 @@ fn fifo(shown: &Path, stat: &fd::Stat) -> Option<Fifo> {
 /// A pipe made again: descriptors of both directions, until every description has been opened.
 struct BuiltPipe {
     read: OwnedFd,
-    /// None where readers are to see no writer: the kernel tells them of a hang-up when one has been there since.
+    /// None where (further) readers are to see no writer: the kernel tells them of a hang-up when one has been there since.
     write: Option<OwnedFd>,
     /// Whether the ends themselves, as `pipe` makes them, are descriptions of the job already: (that for reading, that
     /// for writing).
