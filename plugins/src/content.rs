@@ -243,6 +243,8 @@ impl Content {
     pub(crate) fn restore(&self, file: RawFd, from: &dyn PageSource) -> Result<(), Fault> {
         // Where they are damaged, the file stays as it is.
         self.pieces(from, |_, _| Ok(()))?;
+        // A length that the file system does not have leaves it so too.
+        fd::truncate(file, self.bytes).at("set the length")?;
         fd::truncate(file, 0).at("empty the file")?;
         fd::truncate(file, self.bytes).at("set the length")?;
         self.fill(file, from)
@@ -382,6 +384,17 @@ mod tests {
             fd::write_at(file.as_raw_fd(), data, *at).unwrap();
         }
         file
+    }
+
+    #[test]
+    fn a_length_that_the_file_system_does_not_have_leaves_the_file_as_it_was() {
+        let text = b"what is there";
+        let there = file(text.len() as u64, &[(0, text)]);
+        let huge = Content { bytes: 1 << 63, at: 0 };
+        assert!(huge.is_possible() && huge.restore(there.as_raw_fd(), &Kept::default()).is_err());
+        let mut back = [0; 64];
+        let n = fd::read_at(there.as_raw_fd(), &mut back, 0).unwrap();
+        assert_eq!(&back[..n], text);
     }
 
     #[test]

@@ -3,9 +3,15 @@
 use crate::kinds::KINDS;
 use crate::model::Descriptors;
 use std::collections::HashMap;
+use std::os::fd::RawFd;
 
 /// Largest number of a descriptor: the kernel's limit of limits (`fs.nr_open`).
 const MOST: i32 = 0x7fff_ffc0;
+
+/// Whether a descriptor can have this number.
+pub(crate) fn is_number(fd: RawFd) -> bool {
+    (0..MOST).contains(&fd)
+}
 
 impl Descriptors {
     /// What is wrong with them, where the threads of the job are `threads`, by process.
@@ -25,7 +31,7 @@ impl Descriptors {
             let of = table.pids.first().copied().unwrap_or_default();
             let mut behind = 0;
             for slot in &table.slots {
-                if slot.fd < behind || slot.fd >= MOST {
+                if slot.fd < behind || !is_number(slot.fd) {
                     return Err(format!(
                         "task {of}: descriptor {} is out of order, or no possible number",
                         slot.fd

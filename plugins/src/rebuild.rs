@@ -39,7 +39,7 @@ pub(crate) fn room(d: &Descriptors, limit: RawFd) -> Range<RawFd> {
         if fd - from > best.len() as RawFd {
             best = from..fd;
         }
-        from = fd + 1;
+        from = fd.saturating_add(1);
     }
     if limit - from >= best.len() as RawFd {
         best = from..RawFd::MAX;
@@ -205,5 +205,28 @@ mod tests {
         // They must lie together.
         let apart: Vec<RawFd> = many.iter().copied().chain([150]).collect();
         assert!(told(&apart, 200).is_some() && told(&apart, 220).is_none());
+    }
+
+    #[test]
+    fn there_is_room_whatever_numbers_are_used() {
+        let of = |numbers: &[RawFd]| {
+            let slot = |fd: &RawFd| Slot {
+                fd: *fd,
+                desc: 0,
+                cloexec: false,
+            };
+            let d = Descriptors {
+                tables: vec![Table {
+                    pids: vec![1],
+                    slots: numbers.iter().map(slot).collect(),
+                }],
+                ..Descriptors::default()
+            };
+            room(&d, 1024)
+        };
+        assert_eq!(of(&[0, 100]), 101..RawFd::MAX);
+        assert_eq!(of(&[0, 1023]), 64..1023);
+        assert_eq!(of(&[0, RawFd::MAX]), 64..RawFd::MAX);
+        assert_eq!(of(&[100, RawFd::MAX - 1, RawFd::MAX]), 101..RawFd::MAX - 1);
     }
 }

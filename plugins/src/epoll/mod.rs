@@ -11,6 +11,7 @@ use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
 use crate::model::{DescId, Description, Descriptors};
+use crate::plausible::is_number;
 use crate::session::{place, Found, Session};
 use crate::sys::fdinfo::number;
 use crate::sys::{check, fd};
@@ -112,7 +113,12 @@ impl Kind for Epoll {
     }
 
     fn check(state: &EpollState, d: &Descriptors) -> Result<(), String> {
-        state.interest.iter().try_for_each(|i| d.is_description(i.desc))
+        state.interest.iter().try_for_each(|i| {
+            if !is_number(i.number) {
+                return Err(format!("an entry has number {}, which is no possible one", i.number));
+            }
+            d.is_description(i.desc)
+        })
     }
 
     /// Those under which entries have been added.
@@ -523,6 +529,27 @@ fn add(own: RawFd, i: &Interest) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_no_descriptor_has_are_refused() {
+        let check = |number| {
+            let state = EpollState {
+                interest: vec![Interest {
+                    number,
+                    desc: 0,
+                    events: 0,
+                    data: 0,
+                    pending: false,
+                }],
+                busy: Busy::default(),
+            };
+            Epoll::check(&state, &Descriptors::default()).unwrap_err()
+        };
+        for number in [-1, i32::MAX, i32::MIN] {
+            assert!(check(number).contains("no possible one"), "{number}");
+        }
+        assert!(check(7).contains("unknown"));
+    }
 
     #[test]
     fn lines_of_all_kernels_are_read() {

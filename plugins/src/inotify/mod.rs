@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 /// `INOTIFY_IOC_SETNEXTWD`.
 const SET_NEXT_WD: libc::c_ulong = 0x4004_4900;
 
+/// So many numbers are used up at most where the kernel cannot be told the next one.
+const NUMBERS: u32 = 1_000_000;
+
 /// An inotify instance.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct InotifyState {
@@ -102,7 +105,14 @@ impl Kind for Inotify {
         })
     }
 
-    nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
+    fn check(state: &InotifyState, _: &Descriptors) -> Result<(), String> {
+        let odd = state.watches.iter().find(|w| w.wd < 1);
+        odd.map_or(Ok(()), |w| {
+            Err(format!("a watch has number {}, which is no possible one", w.wd))
+        })
+    }
+
+    nothing!(survey, finish, contents, check_part, numbers, ways, prepare, join, refill);
     nothing!(install, install_late, settle, install_own);
 }
 
@@ -199,7 +209,11 @@ fn make(d: &Description) -> Result<OwnedFd, Fault> {
 
 /// Gives it its watches, with their numbers.
 fn watch_all(raw: RawFd, state: &InotifyState) -> Result<(), Fault> {
-    state.watches.iter().try_for_each(|w| watch(raw, w))?;
+    let mut spare = NUMBERS;
+    state.watches.iter().try_for_each(|w| {
+        let told = fd::ioctl_num(raw, SET_NEXT_WD, libc::c_ulong::from(w.wd.unsigned_abs())).is_ok();
+        watch(raw, w, told, &mut spare)
+    })?;
     if state.events {
         overflow(raw).at("tell that events were lost")?;
     }
@@ -247,10 +261,10 @@ fn overflow(raw: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-fn watch(raw: RawFd, w: &Watch) -> Result<(), Fault> {
+/// Watches with the number that the kernel has been `told`. Where it cannot be told, numbers are used up: they only ever
+/// grow. Of all watches together `spare` numbers may be.
+fn watch(raw: RawFd, w: &Watch, told: bool, spare: &mut u32) -> Result<(), Fault> {
     let path = fd::c_path(w.path.as_path()).at("name")?;
-    // Where the kernel cannot be told the next number, numbers are used up: they only ever grow.
-    let told = fd::ioctl_num(raw, SET_NEXT_WD, libc::c_ulong::from(w.wd.unsigned_abs())).is_ok();
     // The path names what is watched itself, which may be a symbolic link.
     let mask = w.mask | libc::IN_DONT_FOLLOW;
     loop {
@@ -259,13 +273,59 @@ fn watch(raw: RawFd, w: &Watch) -> Result<(), Fault> {
         if wd == w.wd {
             return Ok(());
         }
-        if wd > w.wd || told || w.wd - wd > 1_000_000 {
+        if wd > w.wd || told || i64::from(w.wd) - i64::from(wd) > i64::from(*spare) {
             return refuse(format!("watch on {} got number {wd} instead of {}", w.path, w.wd));
         }
+        *spare -= 1;
         // SAFETY: inotify_rm_watch takes numbers only.
         check(unsafe { libc::inotify_rm_watch(raw, wd) }).at("give a watch number back")?;
         let mut event = [0u8; 64];
         // The removal reports itself (IN_IGNORED); nobody may see that.
         fd::read(raw, &mut event).at("drop an event")?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(wd: i32) -> Watch {
+        Watch {
+            wd,
+            path: FsPath(PathBuf::from("/")),
+            mask: libc::IN_ATTRIB,
+        }
+    }
+
+    #[test]
+    fn numbers_that_no_watch_has_are_refused() {
+        let check = |wds: &[i32]| {
+            let state = InotifyState {
+                watches: wds.iter().copied().map(on).collect(),
+                events: false,
+            };
+            Inotify::check(&state, &Descriptors::default()).is_ok()
+        };
+        assert!(check(&[1, 7, i32::MAX]) && !check(&[1, 0]) && !check(&[i32::MIN]));
+    }
+
+    #[test]
+    fn so_many_numbers_are_used_up_as_there_are_to_spare() {
+        // SAFETY: inotify_init1 takes a number.
+        let raw = check(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) }).unwrap();
+        // SAFETY: the kernel has just returned this number.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let mut spare = 6;
+        assert!(watch(fd.as_raw_fd(), &on(i32::MAX), false, &mut spare).is_err());
+        // SAFETY: inotify_rm_watch takes numbers only.
+        check(unsafe { libc::inotify_rm_watch(raw, 1) }).unwrap();
+        fd::read(raw, &mut [0; 64]).unwrap();
+        watch(raw, &on(5), false, &mut spare).unwrap();
+        assert_eq!(spare, 3);
+        // SAFETY: inotify_rm_watch takes numbers only.
+        check(unsafe { libc::inotify_rm_watch(raw, 5) }).unwrap();
+        fd::read(raw, &mut [0; 64]).unwrap();
+        assert!(watch(raw, &on(11), false, &mut spare).is_err());
+        assert_eq!(fd::readable_bytes(raw).unwrap(), 0);
     }
 }

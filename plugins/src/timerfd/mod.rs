@@ -20,6 +20,11 @@ const ABSTIME: i32 = 1;
 /// An expiration that is due is counted by the kernel within this time: the latency of a timer interrupt.
 const DUE: Duration = Duration::from_millis(1);
 
+/// Nanoseconds of one.
+const SECOND: i64 = 1_000_000_000;
+/// The kernel counts no more seconds than these (`KTIME_SEC_MAX`).
+const LATEST: i64 = i64::MAX / SECOND;
+
 /// A timerfd.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct TimerfdState {
@@ -100,7 +105,17 @@ impl Kind for Timerfd {
         })
     }
 
-    nothing!(survey, contents, check, check_part, numbers, ways, prepare, join, refill);
+    fn check(t: &TimerfdState, _: &Descriptors) -> Result<(), String> {
+        let times = [t.value, t.interval, t.now];
+        let odd = times
+            .iter()
+            .find(|(s, ns)| !(0..=LATEST).contains(s) || !(0..SECOND).contains(ns));
+        odd.map_or(Ok(()), |(s, ns)| {
+            Err(format!("{s} seconds and {ns} nanoseconds are no time of a timer"))
+        })
+    }
+
+    nothing!(survey, contents, check_part, numbers, ways, prepare, join, refill);
     nothing!(install, install_late, settle, install_own);
 }
 
@@ -189,8 +204,8 @@ fn arm(fd: RawFd, t: &TimerfdState) -> Result<(), Fault> {
         (_, false) if overdue => (0, 1),
         ((0, 0), _) | (_, false) => t.value,
         // The real-time clock has gone on meanwhile; of the others what remained remains.
-        (_, true) if matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM) => sum(t.now, t.value),
-        (_, true) => sum(now(t.clock).at("read its clock")?, t.value),
+        (_, true) if matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM) => sum(t.now, t.value)?,
+        (_, true) => sum(now(t.clock).at("read its clock")?, t.value)?,
     };
     let spec = libc::itimerspec {
         it_interval: timespec(t.interval),
@@ -215,7 +230,46 @@ fn timespec(v: (i64, i64)) -> libc::timespec {
     }
 }
 
-fn sum(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
-    let ns = a.1 + b.1;
-    (a.0 + b.0 + ns / 1_000_000_000, ns % 1_000_000_000)
+/// The sum of two times, as far as a timer can be set.
+fn sum(a: (i64, i64), b: (i64, i64)) -> Result<(i64, i64), Fault> {
+    let nanoseconds = a.1.checked_add(b.1);
+    let sum = nanoseconds.and_then(|ns| Some((a.0.checked_add(b.0)?.checked_add(ns / SECOND)?, ns % SECOND)));
+    sum.map_or_else(
+        || refuse("the image has a time that is none"),
+        |(s, ns)| Ok((s.min(LATEST), ns)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timer(value: (i64, i64), now: (i64, i64)) -> TimerfdState {
+        TimerfdState {
+            clock: libc::CLOCK_REALTIME,
+            flags: ABSTIME,
+            ticks: 0,
+            value,
+            interval: (0, 0),
+            now,
+        }
+    }
+
+    #[test]
+    fn times_that_no_timer_has_are_refused() {
+        let check = |value, now| Timerfd::check(&timer(value, now), &Descriptors::default()).is_ok();
+        assert!(check((LATEST, SECOND - 1), (0, 0)) && check((0, 0), (LATEST, SECOND - 1)));
+        for odd in [(i64::MAX, 0), (LATEST + 1, 0), (-1, 0), (0, SECOND), (0, -1), (0, i64::MAX)] {
+            assert!(!check(odd, (0, 0)) && !check((0, 0), odd), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn a_sum_of_times_is_one_that_a_timer_can_be_set_to() {
+        assert_eq!(sum((1, SECOND - 1), (2, 2)).unwrap(), (4, 1));
+        assert_eq!(sum((LATEST, 0), (LATEST, SECOND - 1)).unwrap(), (LATEST, SECOND - 1));
+        for (a, b) in [((i64::MAX, 0), (1, 0)), ((i64::MAX, SECOND), (0, 0)), ((0, i64::MAX), (0, 1))] {
+            assert!(sum(a, b).is_err(), "{a:?} {b:?}");
+        }
+    }
 }
