@@ -24,6 +24,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 pub enum Notice {
     /// What is being done.
     Progress,
+    /// How far it has come: bytes done, and expected.
+    Bytes(u64, u64),
     /// Something is not as the user expects.
     Warning,
 }
@@ -297,7 +299,7 @@ fn bring(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(Notice
     let begin = Instant::now();
     let mut progress = |done: u64, expected: u64| {
         let percent = (done.min(expected) * 100).checked_div(expected).unwrap_or(0);
-        tell(Notice::Progress, &format!("{phase} {percent} %"));
+        tell(Notice::Bytes(done, expected), &format!("{phase} {percent} %"));
     };
     // An older generation is used only when this one is damaged everywhere, not when a tier that may have it does not answer.
     let (items, bytes) = tiers::fetch(dir, d, number, &mut progress)?;

@@ -23,6 +23,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::AddAssign;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 /// What was read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,9 +59,16 @@ pub struct Found {
     pub elsewhere: Vec<String>,
 }
 
-/// Pages of chunks that have been read and found whole: generations share them, and one reading does for all.
+/// What has been read, of each part: generations share chunks, and one reading does for all.
 #[derive(Debug, Default)]
-pub struct Known(BTreeMap<u32, Pages>);
+pub struct Known {
+    parts: BTreeMap<u64, Chunks>,
+    /// Bytes compared so far.
+    pub bytes: Arc<AtomicU64>,
+}
+
+/// Pages of chunks that have been read and found whole.
+type Chunks = BTreeMap<u32, Pages>;
 
 /// Pages of a chunk, as ranges.
 #[derive(Debug, Default, Clone)]
@@ -112,10 +121,29 @@ impl Pages {
 /// So many ranges are kept before they are joined.
 const UNSETTLED: usize = 1 << 16;
 
-/// Verifies the generation in `path` of the job in `dir`, with what its parts have of it. `known` has an entry for each part.
-pub fn generation(dir: &Path, path: &Path, known: &mut BTreeMap<u64, Known>) -> Found {
+/// About how many bytes there are to compare of the generations in `paths` of the job in `dir`: there may be some in
+/// their chunks that none of them needs.
+pub fn expected<'a>(dir: &Path, paths: impl Iterator<Item = &'a Path>) -> u64 {
+    let mut chunks = BTreeMap::new();
+    let mut bytes = 0u64;
+    for path in paths {
+        let rows = table::read(path).unwrap_or_default();
+        let parts = rows.iter().map(|row| (row.tag, parts::generation_of(dir, row.tag, path)));
+        for (tag, own) in parts.chain([(0, path.to_owned())]) {
+            let Ok(manifest) = Manifest::read(&own) else { continue };
+            let files = manifest.files.iter().filter(|f| f.xxh3.is_some());
+            bytes = files.fold(bytes, |all, f| all.saturating_add(f.bytes));
+            chunks.extend(manifest.chunks.iter().map(|c| ((tag, c.id), c.pages)));
+        }
+    }
+    let pages: u64 = chunks.values().map(|pages| u64::from(*pages)).sum();
+    bytes.saturating_add(pages.saturating_mul(extents::PAGE))
+}
+
+/// Verifies the generation in `path` of the job in `dir`, with what its parts have of it.
+pub fn generation(dir: &Path, path: &Path, known: &mut Known) -> Found {
     let mut found = Found::default();
-    found.add("", part(path, known.entry(0).or_default()));
+    found.add("", known.part(0, path));
     match table::read(path) {
         Ok(rows) => rows.iter().for_each(|row| found.add_part(dir, path, row, known)),
         // A file of the generation like any other: that it is damaged is told already.
@@ -126,13 +154,13 @@ pub fn generation(dir: &Path, path: &Path, known: &mut BTreeMap<u64, Known>) -> 
 }
 
 impl Found {
-    fn add_part(&mut self, dir: &Path, path: &Path, row: &Row, known: &mut BTreeMap<u64, Known>) {
+    fn add_part(&mut self, dir: &Path, path: &Path, row: &Row, known: &mut Known) {
         let own = parts::generation_of(dir, row.tag, path);
         if parts::lies_elsewhere(&own) {
             self.elsewhere.push(format!("part {} (on {})", row.tag, row.place()));
             return;
         }
-        let read = part(&own, known.entry(row.tag).or_default());
+        let read = known.part(row.tag, &own);
         self.add(&format!("part {}: ", row.tag), read);
     }
 
@@ -148,7 +176,13 @@ impl Found {
 /// What was read of the generation of one part, every fault found, and which of its chunks lie elsewhere.
 type Part = (Verified, Vec<ImageError>, Option<String>);
 
-fn part(dir: &Path, known: &mut Known) -> Part {
+impl Known {
+    fn part(&mut self, tag: u64, dir: &Path) -> Part {
+        part(dir, self.parts.entry(tag).or_default(), &self.bytes)
+    }
+}
+
+fn part(dir: &Path, known: &mut Chunks, all: &AtomicU64) -> Part {
     let mut seen = Verified::default();
     let manifest = match Manifest::read(dir) {
         Ok(manifest) => manifest,
@@ -161,6 +195,7 @@ fn part(dir: &Path, known: &mut Known) -> Part {
             faults.push(e);
         }
     }
+    all.fetch_add(seen.bytes, Ordering::Relaxed);
     let store = Store::of_generation(dir);
     let chunks: BTreeMap<u32, _> = manifest.chunks.iter().map(|c| (c.id, c)).collect();
     let mut wanted: BTreeMap<u32, Pages> = BTreeMap::new();
@@ -185,7 +220,7 @@ fn part(dir: &Path, known: &mut Known) -> Part {
         let pages = wanted.remove(&c.id).unwrap_or_default();
         let result = store
             .open(c)
-            .and_then(|chunk| compare(&chunk, pages, known.0.entry(c.id).or_default(), &mut seen));
+            .and_then(|chunk| compare(&chunk, pages, known.entry(c.id).or_default(), (&mut seen, all)));
         faults.extend(result.err());
     }
     let elsewhere = (!away.is_empty()).then(|| format!("{} chunks ({})", away.len(), store.places_elsewhere()));
@@ -281,7 +316,7 @@ fn extents_of(
 const EXTENTS: usize = 1 << 16;
 
 /// Compares `pages` of a chunk, but those that are known to be whole, with their hashes.
-fn compare(chunk: &Chunk, mut pages: Pages, known: &mut Pages, seen: &mut Verified) -> Result<(), ImageError> {
+fn compare(chunk: &Chunk, mut pages: Pages, known: &mut Pages, (seen, all): (&mut Verified, &AtomicU64)) -> Result<(), ImageError> {
     let mut buffer = Buffer::default();
     pages.settle();
     for (mut first, end) in pages.without(known) {
@@ -289,6 +324,7 @@ fn compare(chunk: &Chunk, mut pages: Pages, known: &mut Pages, seen: &mut Verifi
             let run = (end - first).min(PIECE_PAGES);
             chunk.read(first, run, &mut buffer)?;
             seen.bytes += buffer.len() as u64;
+            all.fetch_add(buffer.len() as u64, Ordering::Relaxed);
             first += run;
         }
     }

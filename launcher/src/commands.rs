@@ -4,17 +4,19 @@ mod verify;
 
 use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
+use crate::format::{Screen, Tone};
 use crate::progress::Show;
 use crate::{format, inspect, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::Redundancy;
 use belay_coordinator::tiers::{local, To};
-use belay_coordinator::{generations, plain, removal, tiers, Failure};
+use belay_coordinator::{generations, plain, removal, sys, tiers, Failure};
 use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, Level, OnTier, Request, Status};
 use clap::CommandFactory;
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long a job that cannot be taken yet runs on before it is asked again.
@@ -147,14 +149,18 @@ fn checkpoint_line(c: &Checkpointed) -> String {
 }
 
 fn show_status(args: &cli::Status) -> Result<u8, Failure> {
-    let terminal = std::io::stdout().is_terminal();
     loop {
         let s = status(&args.target.dir)?;
-        let text = if args.json { json(&s, !args.watch)? } else { status_text(&s) };
-        if args.watch && terminal && !args.json {
-            print_raw("\x1b[H\x1b[2J")?;
-        }
-        let is_read = print_raw(&plain(&text))?;
+        let is_read = if args.json {
+            print_raw(&plain(&json(&s, !args.watch)?))?
+        } else {
+            // It may have another size by now.
+            let screen = Screen::here();
+            if args.watch && screen.is_some() {
+                print_raw("\x1b[H\x1b[2J")?;
+            }
+            print_raw(&status_text(&s, screen))?
+        };
         if !args.watch || !s.running || !is_read {
             return Ok(0);
         }
@@ -162,7 +168,8 @@ fn show_status(args: &cli::Status) -> Result<u8, Failure> {
     }
 }
 
-fn status_text(s: &Status) -> String {
+/// What may be shown on `screen` as it is.
+fn status_text(s: &Status, screen: Option<Screen>) -> String {
     let mut out = format!("{}: {}", s.name, format::state(s.state));
     if let Some(a) = &s.agent {
         out += &format!(", agent {}", a.host_pid.unwrap_or(a.pid));
@@ -195,7 +202,8 @@ fn status_text(s: &Status) -> String {
         out += &format!("  no answer   {}: processes there are not listed\n", s.unheard.join(", "));
     }
     out.push('\n');
-    out += &generations_text(&s.generations);
+    let mut out = plain(&out);
+    out += &generations_text(&s.generations, screen);
     if !s.processes.is_empty() {
         let rows: Vec<Vec<String>> = s
             .processes
@@ -213,12 +221,14 @@ fn status_text(s: &Status) -> String {
             })
             .collect();
         out += "\n";
-        out += &format::table(&[">pid", ">host pid", ">threads", ">resident", "host", "command"], &rows);
+        let heads = [">pid", ">host pid", ">threads", ">resident", "host", "command"];
+        out += &format::table_on(screen, &heads, &rows, (0, &[]));
     }
     out
 }
 
-fn generations_text(generations: &[GenerationStatus]) -> String {
+/// What may be shown on `screen` as it is.
+fn generations_text(generations: &[GenerationStatus], screen: Option<Screen>) -> String {
     if generations.is_empty() {
         return "no checkpoints yet\n".into();
     }
@@ -247,7 +257,7 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
         ">size",
         ">new",
         ">blocked",
-        "state",
+        STATE,
         "where",
         "processes on",
     ];
@@ -263,7 +273,21 @@ fn generations_text(generations: &[GenerationStatus]) -> String {
             row.insert(BEHIND_NEW, g.left_out.map_or_else(|| "-".into(), format::bytes));
         }
     }
-    format::table(&heads, &rows)
+    let tones: Vec<Tone> = generations.iter().map(tone).collect();
+    let state = heads.iter().position(|head| *head == STATE).unwrap_or(0);
+    format::table_on(screen, &heads, &rows, (state, &tones))
+}
+
+const STATE: &str = "state";
+
+/// Whether a generation can be used, at once and here.
+fn tone(g: &GenerationStatus) -> Tone {
+    let is_elsewhere = |t: &OnTier| t.host.as_ref().is_some_and(|host| *host != sys::host());
+    match &g.damage {
+        Some(_) => Tone::Bad,
+        None if g.tiers.iter().any(|t| t.locked.is_some() || is_elsewhere(t)) => Tone::Doubtful,
+        None => Tone::Good,
+    }
 }
 
 /// `n1 4, n2 4, n3 ?`: the processes of each host.
@@ -319,7 +343,7 @@ fn list(args: &cli::List) -> Result<u8, Failure> {
     if args.json {
         return print(&json(&serde_json::json!({ "generations": found }), true)?);
     }
-    print(&generations_text(&found))
+    print_raw(&generations_text(&found, Screen::here())).map(|_| 0)
 }
 
 /// Has the agent flush, or flushes where there is none.
@@ -354,16 +378,21 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
     let at = dir.path().display();
     let none = || Failure::new(Exit::NoCheckpoint, format!("{at} holds no whole checkpoint"));
     let newest = all.iter().rfind(|g| g.is_whole()).ok_or_else(none)?;
-    let flushed = tiers::flush_at_rest(&dir, &description, newest, |durable| {
-        show.line(&format!(
-            "belay: flush generation {} to {}",
-            newest.number, durable.config.name
-        ));
+    let flushed = tiers::flush_at_rest(&dir, &description, newest, |durable, control| {
+        let what = format!("flush generation {} to {}", newest.number, durable.config.name);
+        show.line(&format!("belay: {what}"));
         if args.check {
             for fault in durable.distrust_damaged(&description)? {
                 show.line(&format!("belay: {fault}"));
             }
         }
+        let control = control.clone();
+        show.watch(&what, move || {
+            (
+                control.bytes.load(Ordering::Relaxed),
+                control.expected.load(Ordering::Relaxed),
+            )
+        });
         Ok(())
     });
     flushed.map_err(|f| Failure::new(Exit::NotDurable, f.to_string()))?;
@@ -418,12 +447,25 @@ fn calibrate(args: &cli::Calibrate) -> Result<u8, Failure> {
             "no tier of kind memory or local is configured; name one in belay.toml (docs/tiers.md)",
         ));
     }
+    let mut show = Show::on_terminals();
     for t in config.local() {
-        print(&format!("tier {}:", t.name))?;
-        local::measure(t, |writers, rate| {
-            // The measurement goes on without a reader.
-            drop(print(&format!("  {writers} writers {}/s each", format::bytes(rate as u64))));
+        let mut line = format!("tier {}:", t.name);
+        if !show.is_bar() {
+            print(&line)?;
+        }
+        local::measure(t, |(done, of), writers, rate| {
+            let more = format!("  {writers} writers {}/s each", format::bytes(rate as u64));
+            if show.is_bar() {
+                show.steps(&format!("calibrate tier {}", t.name), done.into(), of.into());
+            } else {
+                // The measurement goes on without a reader.
+                drop(print(&more));
+            }
+            line += &more;
         })?;
+        if show.is_bar() {
+            show.aside(|| print(&line))?;
+        }
         print("\n")?;
     }
     Ok(0)
@@ -447,6 +489,30 @@ fn generate(args: &cli::Generate) -> Result<u8, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn colours_say_what_can_be_used() {
+        let on = |host: Option<&str>, locked: Option<&str>| OnTier {
+            tier: "ram".into(),
+            kind: "memory".into(),
+            bytes: 1,
+            whole: true,
+            host: host.map(str::to_owned),
+            keys: Vec::new(),
+            locked: locked.map(str::to_owned),
+        };
+        let of = |damage: Option<&str>, tiers: &[OnTier]| {
+            tone(&GenerationStatus {
+                damage: damage.map(str::to_owned),
+                tiers: tiers.to_vec(),
+                ..GenerationStatus::default()
+            })
+        };
+        assert_eq!(of(None, &[on(None, None), on(Some(&sys::host()), None)]), Tone::Good);
+        assert_eq!(of(None, &[on(Some("another"), None)]), Tone::Doubtful);
+        assert_eq!(of(None, &[on(None, Some("no key"))]), Tone::Doubtful);
+        assert_eq!(of(Some("gone"), &[on(None, Some("no key"))]), Tone::Bad);
+    }
 
     #[test]
     fn json_commands_no_terminal_and_means_the_same() {

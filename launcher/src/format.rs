@@ -1,6 +1,12 @@
 //! Numbers, times and tables as people read them.
 
+use belay_coordinator::plain;
 use belay_wire::JobState;
+use std::io::IsTerminal;
+use tabled::builder::Builder;
+use tabled::settings::object::Columns;
+use tabled::settings::{Alignment, Color, Padding, Style, Width};
+use terminal_size::terminal_size_of;
 use time::macros::format_description;
 use time::OffsetDateTime;
 
@@ -96,6 +102,105 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
+/// A terminal on standard output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Screen {
+    width: usize,
+    colours: bool,
+}
+
+/// What a cell says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tone {
+    Good,
+    Bad,
+    Doubtful,
+}
+
+impl Screen {
+    /// The one of this process, if there is one.
+    pub(crate) fn here() -> Option<Self> {
+        let out = std::io::stdout();
+        // One that has not been told its size may have any.
+        let width = terminal_size_of(&out).map_or(usize::MAX, |(width, _)| width.0.into());
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        out.is_terminal().then(|| Self {
+            width,
+            colours: set("NO_COLOR").is_none() && set("TERM").is_some_and(|term| term != "dumb"),
+        })
+    }
+}
+
+/// A cell that has as many characters on a terminal is cut: whoever wrote it into the job directory does not fill the
+/// screen with it.
+const MOST: usize = 400;
+/// Words are given so much room on a terminal, however narrow that is.
+const NARROWEST: usize = 16;
+/// Between two columns.
+const GAP: usize = 2;
+
+/// The same within the width of `screen`: what is not a number is wrapped. Without a screen each row has one line.
+/// `tones` says what a row has to say in column `of`. Nothing that it holds commands the terminal but its colours.
+pub(crate) fn table_on(screen: Option<Screen>, head: &[&str], rows: &[Vec<String>], (of, tones): (usize, &[Tone])) -> String {
+    let Some(screen) = screen else {
+        return plain(&table(head, rows));
+    };
+    let mut builder = Builder::new();
+    builder.push_record(head.iter().map(|h| h.trim_start_matches('>')));
+    for row in rows {
+        builder.push_record(row.iter().map(|cell| cut(&plain(cell), MOST)));
+    }
+    let mut table = builder.build();
+    table.with(Style::empty()).with(Padding::new(0, GAP, 0, 0));
+    let is_number = |c: usize| head[c].starts_with('>');
+    let widest = |c: usize| {
+        rows.iter()
+            .map(|row| row[c].chars().count())
+            .max()
+            .unwrap_or(0)
+            .max(head[c].len())
+    };
+    let widths: Vec<usize> = (0..head.len()).map(widest).collect();
+    let words: Vec<usize> = (0..head.len()).filter(|c| !is_number(*c)).collect();
+    let taken: usize = (0..head.len()).map(|c| GAP + if is_number(c) { widths[c] } else { 0 }).sum();
+    let room = screen.width.saturating_sub(taken - GAP);
+    let most = level(&words.iter().map(|c| widths[*c]).collect::<Vec<_>>(), room).max(NARROWEST);
+    for c in 0..head.len() {
+        if is_number(c) {
+            table.modify(Columns::one(c), Alignment::right());
+        } else {
+            table.modify(Columns::one(c), Width::wrap(most).keep_words(true));
+        }
+    }
+    for (row, tone) in tones.iter().enumerate().filter(|_| screen.colours) {
+        let colour = match tone {
+            Tone::Good => Color::FG_GREEN,
+            Tone::Bad => Color::FG_RED,
+            Tone::Doubtful => Color::FG_YELLOW,
+        };
+        table.modify((row + 1, of), colour);
+    }
+    table
+        .to_string()
+        .lines()
+        .map(|line| line.trim_end().to_owned() + "\n")
+        .collect()
+}
+
+/// The width that each of `widths` may have at most so that they have `room` together.
+fn level(widths: &[usize], room: usize) -> usize {
+    let (mut sorted, mut room) = (widths.to_vec(), room);
+    sorted.sort_unstable();
+    for (i, width) in sorted.iter().enumerate() {
+        let each = room / (sorted.len() - i);
+        if *width > each {
+            return each;
+        }
+        room -= width;
+    }
+    sorted.last().copied().unwrap_or(0)
+}
+
 /// Cuts `text` to at most `max` characters.
 pub(crate) fn cut(text: &str, max: usize) -> String {
     if text.chars().count() <= max {
@@ -150,6 +255,46 @@ mod tests {
         let text = table(&["a", ">b"], &rows);
         assert!(text.len() < (1 << 20) + 10_000 * 100, "{} bytes", text.len());
         assert!(text.contains(&rows[0][0]));
+    }
+
+    #[test]
+    fn a_terminal_is_as_wide_as_it_is() {
+        let why = "damaged: gen/000003/job: checksum of section 7 does not match; ".repeat(40);
+        let rows = vec![
+            vec!["3".to_owned(), why, "job (4.3 MiB)".to_owned()],
+            vec!["4".to_owned(), "whole".to_owned(), "a\x1b[2J\tb".to_owned()],
+        ];
+        let tones = [Tone::Bad, Tone::Good];
+        let head = [">generation", "state", "where"];
+        let show = |width, colours| table_on(Some(Screen { width, colours }), &head, &rows, (1, &tones));
+        for width in [60, 100, 200] {
+            let text = show(width, false);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+            assert!(
+                text.lines().count() > 4 && text.contains('…') && !text.contains('\x1b'),
+                "{text}"
+            );
+        }
+        // All there is room for, and words are given some.
+        assert!(show(100, false).lines().any(|line| line.chars().count() > 90));
+        assert!(show(10, false).lines().count() < 60);
+        let text = show(100, true);
+        assert!(
+            text.contains("\x1b[31mdamaged: ") && text.contains("\x1b[32mwhole\x1b[39m"),
+            "{text}"
+        );
+        assert!(!text.contains("\x1b[2J") && text.replace("\x1b[39m", "").matches('\x1b').count() >= 2);
+        // Elsewhere it is as it was.
+        assert_eq!(table_on(None, &head, &rows, (1, &tones)), plain(&table(&head, &rows)));
+        assert_eq!(table_on(None, &head, &rows, (1, &tones)).lines().count(), 3);
+    }
+
+    #[test]
+    fn room_is_shared() {
+        assert_eq!(level(&[5, 10, 3], 100), 10);
+        assert_eq!(level(&[5, 100, 3], 30), 22);
+        assert_eq!(level(&[50, 100, 30], 30), 10);
+        assert_eq!(level(&[], 30), 0);
     }
 
     #[test]

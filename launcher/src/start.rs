@@ -4,6 +4,7 @@ pub(crate) mod part;
 
 use crate::cli::{self, Gpu, Launch, Rank, Restart, Run, Store, Upkeep};
 use crate::logging;
+use crate::progress::{is_able_terminal, Bar};
 use belay_coordinator::agent::Setup;
 use belay_coordinator::config::{Config, Limits, Use};
 use belay_coordinator::jobdir::{Access, Description, Differential, JobDir, Lock};
@@ -18,7 +19,7 @@ use belay_coordinator::restart::Notice;
 use belay_coordinator::tiers::gather;
 use belay_coordinator::{agent, launch, restart, sys, tiers, End, Failure};
 use belay_image::name::Name;
-use belay_wire::Exit;
+use belay_wire::{Exit, Phase};
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::CommandExt;
@@ -499,8 +500,16 @@ struct How {
 
 fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) -> Result<End, Failure> {
     let terminal = std::io::stderr().is_terminal();
-    let mut tell = |notice: Notice, line: &str| {
-        if !how.quiet && (terminal || notice == Notice::Warning) {
+    let mut bar = None;
+    let mut tell = |notice: Notice, line: &str| match notice {
+        _ if how.quiet || !terminal && notice != Notice::Warning => {}
+        // This process will fork.
+        Notice::Bytes(done, expected) if is_able_terminal() => {
+            bar.get_or_insert_with(Bar::new)
+                .bytes(&format!("{} generation", Phase::Fetch.name()), done, expected);
+        }
+        _ => {
+            bar = None;
             sys::say(line);
         }
     };

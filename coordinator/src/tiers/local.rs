@@ -345,8 +345,9 @@ fn leave(job: &Path, tag: u64) {
     }
 }
 
-/// Measures local tier `t` and keeps that there; `progress` gets each sample: writers, and bytes per second that each got.
-pub fn measure(t: &Tier, progress: impl FnMut(u32, f64)) -> Result<(), Failure> {
+/// Measures local tier `t` and keeps that there; `progress` gets each sample: its number and how many there will be,
+/// writers, and bytes per second that each got.
+pub fn measure(t: &Tier, progress: impl FnMut((u32, u32), u32, f64)) -> Result<(), Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut plan = Plan::up_to(processors.clamp(MIN_WRITERS, MAX_WRITERS) as u32);

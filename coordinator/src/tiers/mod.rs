@@ -402,19 +402,21 @@ pub fn for_each(d: &Description, to: To, mut work: impl FnMut(&mut Durable) -> R
     failure.map_or(Ok(()), Err)
 }
 
-/// Copies generation `g` of a job that does not run to its durable tiers, after `before` has been done with each.
+/// Copies generation `g` of a job that does not run to its durable tiers, after `before` has been done with each; it
+/// gets what will tell how far the copying is.
 pub fn flush_at_rest(
     dir: &JobDir,
     d: &Description,
     g: &Generation,
-    mut before: impl FnMut(&mut Durable) -> Result<(), Failure>,
+    mut before: impl FnMut(&mut Durable, &Arc<Control>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let rows = table::read(&g.path)?;
     let mut flush = |mut members: Option<&mut Members>| {
         for_each(d, To::Use, |durable| {
-            before(durable)?;
+            let control = Arc::new(Control::default());
+            before(durable, &control)?;
             let from = (&*g.path, members.as_deref_mut());
-            durable.flush(dir, d, from, &Control::default()).map(drop)
+            durable.flush(dir, d, from, &control).map(drop)
         })
     };
     if d.config.redundancy.scheme.is_none() || rows.is_empty() {

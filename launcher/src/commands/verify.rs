@@ -1,14 +1,16 @@
 //! `belay verify`: all that a job has stored is read.
 
 use super::{print, PAUSE};
+use crate::progress::Show;
 use crate::{cli, format};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::verify as parity;
 use belay_coordinator::tiers::To;
+use belay_coordinator::verify::Known;
 use belay_coordinator::{generations, tiers, verify, Failure};
 use belay_wire::Exit;
-use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a generation of which something is gone may stay in a job that runs, if that is removing it.
@@ -25,11 +27,18 @@ struct Here {
 }
 
 /// Reads the generations that are in the job directory; once more, where all of them are removed meanwhile.
-fn read_here(dir: &JobDir) -> Result<Here, Failure> {
-    let mut known = BTreeMap::new();
+fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
+    let mut known = Known::default();
     loop {
         let (mut here, mut removed) = (Here::default(), false);
-        for g in &generations::list(&dir.generations())? {
+        let all = generations::list(&dir.generations())?;
+        if show.is_bar() {
+            let expected = verify::expected(dir.path(), all.iter().map(|g| &*g.path));
+            let bytes = known.bytes.clone();
+            show.watch("verify", move || (bytes.load(Ordering::Relaxed), expected));
+        }
+        let print = |text: &str| show.aside(|| print(text));
+        for g in &all {
             let read = verify::generation(dir.path(), &g.path, &mut known);
             if !read.faults.is_empty() && is_removed(dir, &g.path) {
                 print(&format!("generation {}: removed meanwhile\n", g.number))?;
@@ -83,22 +92,27 @@ fn is_removed(dir: &JobDir, path: &Path) -> bool {
 
 pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
-    let here = read_here(&dir)?;
+    let mut show = Show::on_terminals();
+    let here = read_here(&dir, &mut show)?;
+    show.state("verify parity");
     let mut parity_fault = None;
     for (number, read) in parity::all(&dir)? {
         match read {
-            Ok(bytes) => print(&format!(
-                "generation {number}: parity of its group whole ({} compared)\n",
-                format::bytes(bytes)
-            ))?,
+            Ok(bytes) => show.aside(|| {
+                print(&format!(
+                    "generation {number}: parity of its group whole ({} compared)\n",
+                    format::bytes(bytes)
+                ))
+            })?,
             Err(f) => {
-                let code = print(&format!("generation {number}: {f}\n"))?;
+                let code = show.aside(|| print(&format!("generation {number}: {f}\n")))?;
                 parity_fault.get_or_insert(f);
                 code
             }
         };
     }
-    let (on_tiers, tier_fault) = read_tiers(&dir)?;
+    let (on_tiers, tier_fault) = read_tiers(&dir, &mut show)?;
+    show.clear();
     let whole = here.sound + on_tiers;
     let of = whole + here.damaged + usize::from(parity_fault.is_some()) + usize::from(tier_fault.is_some());
     let first_fault = here.first_fault.or(parity_fault).or(tier_fault);
@@ -116,10 +130,11 @@ pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
 
 /// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be
 /// read is one too.
-fn read_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
+fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>), Failure> {
     let (mut whole, mut shown) = (0, None);
     let description = dir.description()?;
     if is_foreign() {
+        show.clear();
         let names: Vec<&str> = description.config.durable().map(|t| t.name.as_str()).collect();
         if !names.is_empty() {
             print(&format!(
@@ -130,6 +145,8 @@ fn read_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
         return Ok((0, None));
     }
     let read = tiers::for_each(&description, To::Look, |durable| {
+        show.state(&format!("verify tier {}", durable.config.name));
+        let print = |text: &str| show.aside(|| print(text));
         let (bytes, faults) = durable.verify(&description)?;
         let name = &durable.config.name;
         for f in &faults {
@@ -155,6 +172,7 @@ fn read_tiers(dir: &JobDir) -> Result<(usize, Option<Failure>), Failure> {
             Err(f)
         })
     });
+    show.clear();
     if let Some(f) = read
         .as_ref()
         .err()

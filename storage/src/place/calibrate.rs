@@ -42,14 +42,15 @@ impl Plan {
     }
 }
 
-/// Measures the tier in directory `dir`; `progress` gets each sample: writers, and bytes per second that each got. What
-/// is written is removed.
-pub fn measure(dir: &Path, plan: Plan, mut progress: impl FnMut(u32, f64)) -> Result<Model, StorageError> {
+/// Measures the tier in directory `dir`; `progress` gets each sample: its number and how many there will be, writers, and
+/// bytes per second that each got. What is written is removed.
+pub fn measure(dir: &Path, plan: Plan, mut progress: impl FnMut((u32, u32), u32, f64)) -> Result<Model, StorageError> {
     let mut samples = Vec::new();
-    for i in 0..plan.samples.max(1) {
+    let of = plan.samples.max(1);
+    for i in 0..of {
         let writers = 1 + i * plan.step;
         let rate = sample(dir, writers, plan.bytes)?;
-        progress(writers, rate);
+        progress((i + 1, of), writers, rate);
         samples.push(rate);
     }
     Model::new(plan.step, samples).ok_or_else(|| StorageError::System {
@@ -154,7 +155,7 @@ mod tests {
             std::os::unix::fs::symlink(&theirs, dir.join(name)).unwrap();
         }
         let mut seen = Vec::new();
-        let model = measure(&dir, plan, |n, rate| seen.push((n, rate))).unwrap();
+        let model = measure(&dir, plan, |_, n, rate| seen.push((n, rate))).unwrap();
         assert_eq!(seen.iter().map(|s| s.0).collect::<Vec<_>>(), [1, 2, 3]);
         assert!((model.per_writer(2) / seen[1].1 - 1.0).abs() < 1e-9);
         let user = std::fs::metadata(&dir).unwrap().uid();
@@ -171,6 +172,6 @@ mod tests {
         assert_eq!(left, [FILE]);
         std::fs::write(dir.join(FILE), "{\"step\":0,\"samples\":[1.0]}").unwrap();
         assert_eq!(load(&dir, user), None, "what cannot be a measurement is none");
-        assert!(measure(&dir.join("nowhere"), plan, |_, _| ()).is_err());
+        assert!(measure(&dir.join("nowhere"), plan, |_, _, _| ()).is_err());
     }
 }

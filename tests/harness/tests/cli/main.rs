@@ -30,7 +30,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 28] = [
+    let tests: [(&str, Test); 29] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -49,6 +49,7 @@ fn main() {
         ("self_stopped", terminals::self_stopped),
         ("terminal_restart", terminals::terminal_restart),
         ("terminal_names", terminals::terminal_names),
+        ("bar", terminals::bar),
         ("under_script", streams::under_script),
         ("restart_streams", streams::restart_streams),
         ("early_signal", streams::early_signal),

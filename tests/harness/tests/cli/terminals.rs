@@ -1,11 +1,11 @@
 //! Commands on terminals.
 
-use super::LIMIT;
+use super::{running, LIMIT};
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::terminal::{master, take_names, Terminal};
-use belay_tests::Failure;
+use belay_tests::{procs, Failure};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -211,4 +211,75 @@ pub(super) fn terminal_names(place: &Place, user: User) -> Result<(), Failure> {
     job.tell_end()?;
     t.expect("PASS fd_ptynames")?;
     ended(&mut t, 0)
+}
+
+/// A checkpoint that takes longer than a second has a bar on a terminal, which is gone when the result is told; one that
+/// does not has none, nor has it on a terminal that can do nothing, nor with `--quiet`. Colours are for terminals.
+pub(super) fn bar(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "bar", &["--differential", "off"], &["fault_target", "128"])?;
+    let dir = job.dir().display().to_string();
+    let begin = |term: &str, options: &[&str]| {
+        let mut c = job.belay(&[&["checkpoint", &dir], options].concat());
+        c.env("TERM", term).env("NO_COLOR", "1");
+        Terminal::new(c)
+    };
+    for (term, options, wanted) in [
+        ("xterm", [].as_slice(), true),
+        ("dumb", &[], false),
+        ("xterm", &["--quiet"], false),
+    ] {
+        let mut t = begin(term, options)?;
+        let writer = writer(&job)?;
+        procs::signal(writer, libc::SIGSTOP);
+        let shown = if wanted {
+            t.expect("belay: write [")?;
+            t.expect("B/s").map(Some)?
+        } else {
+            std::thread::sleep(Duration::from_secs(2));
+            None
+        };
+        procs::signal(writer, libc::SIGCONT);
+        let before = t.expect("generation ")?;
+        t.expect("took ")?;
+        let so = || format!("{term} {options:?}: {shown:?}, then {before:?}");
+        if wanted {
+            want(shown.as_ref().is_some_and(|s| s.contains("] ") && s.contains(" % of ")), so)?;
+            // Taken away, and only notes behind that.
+            let rest = before.rsplit_once("\x1b[2K").map_or(before.as_str(), |(_, rest)| rest);
+            want(is_no_bar(rest) && rest != before, so)?;
+        } else {
+            want(is_no_bar(&before), so)?;
+        }
+    }
+    let began = Instant::now();
+    let mut t = begin("xterm", &[])?;
+    let before = t.expect("generation ")?;
+    let took = began.elapsed();
+    want(took >= Duration::from_secs(1) || is_no_bar(&before), || {
+        format!("after {took:?}: {before:?}")
+    })?;
+    let mut c = job.belay(&["list", &dir]);
+    c.env("TERM", "xterm");
+    let mut t = Terminal::new(c)?;
+    t.expect("\x1b[32mwhole\x1b[39m")?;
+    let o = output(job.belay(&["list", &dir]), LIMIT)?;
+    want(!text(&o).contains('\x1b') && text(&o).lines().count() > 1, || text(&o))?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+fn is_no_bar(text: &str) -> bool {
+    !text.contains("belay: ") && !text.contains('\x1b')
+}
+
+/// Who writes the checkpoint of `job` that is under way or will be.
+fn writer(job: &Job) -> Result<i32, Failure> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let all = procs::marked(&job.work);
+        if let Some((pid, _)) = all.iter().find(|(_, name)| name == "belay-snapshot") {
+            return Ok(*pid);
+        }
+        want(Instant::now() < end, || format!("no checkpoint: {}", job.output_text()))?;
+    }
 }
