@@ -1,6 +1,7 @@
 // TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted
 // (a connect that succeeds while its caller is stopped in it), lingering (closed connections hold the port), full and
-// closing (as much on its way as fits), gone (closed before it is accepted), urgent (MSG_OOB, read or not).
+// closing (as much on its way as fits), gone (closed before it is accepted), urgent (MSG_OOB, read or not), crowded (more
+// wait to be accepted than the backlog allows by now, with data and without).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -120,6 +121,45 @@ int main(int argc, char **argv) {
             int q = 0, ql = sizeof q;
             OK(getsockopt(ls, SOL_SOCKET, SO_ACCEPTCONN, &q, (socklen_t *)&ql));
             EQ(q, 1);
+        }
+    } else if (!strcmp(kind, "crowded")) {
+        enum { N = 6, PORTS = 51 /* IP_LOCAL_PORT_RANGE */ };
+        uint32_t ports = 60000u << 16 | 33000, now;
+        OK(fcntl(ls, F_SETFL, O_RDWR | O_NONBLOCK));
+        for (uint64_t r = 0; running(); r++) {
+            int c[N], known = 0, carries = r % 2 == 0;
+            OK(listen(ls, 16));
+            for (int i = 0; i < N; i++) {
+                c[i] = (int)OK(socket(AF_INET, SOCK_STREAM, 0));
+                known = setsockopt(c[i], IPPROTO_IP, PORTS, &ports, sizeof ports) == 0;
+                OK(connect(c[i], (struct sockaddr *)&ad, al));
+                fill(a, 800, r * N + (uint64_t)i);
+                if (carries && i != 2) full_write(c[i], a, 800);
+            }
+            OK(listen(ls, 1));
+            for (int i = 0; i < 5 && running(); i++) nap_us(4000);
+            struct tcp_info info;
+            l = sizeof info;
+            OK(getsockopt(ls, IPPROTO_TCP, TCP_INFO, &info, &l));
+            EQ(info.tcpi_unacked, N);
+            EQ(info.tcpi_sacked, 1);
+            for (int i = 0; i < N; i++) {
+                int s = (int)OK(accept4(ls, NULL, NULL, 0));
+                fill(a, 800, r * N + (uint64_t)i);
+                if (!carries || i == 2) full_write(c[i], a, 800);
+                full_read(s, b, 800);
+                verify(b, 800, r * N + (uint64_t)i, "data of one of a crowd");
+                full_write(s, b, 8);
+                full_read(c[i], b, 8);
+                l = sizeof now;
+                if (known) {
+                    OK(getsockopt(c[i], IPPROTO_IP, PORTS, &now, &l));
+                    EQ(now, ports);
+                }
+                close(c[i]);
+                EQ(read(s, b, 1), 0);
+                close(s);
+            }
         }
     } else if (!strcmp(kind, "half")) {
         while (running()) {

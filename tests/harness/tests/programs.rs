@@ -160,6 +160,7 @@ fn cases() -> Vec<Case> {
         prog("fd_tcp flow"),
         prog("fd_tcp v6"),
         prog("fd_tcp backlog").transient("waits to be accepted"),
+        prog("fd_tcp crowded").transient("waits to be accepted"),
         prog("fd_tcp half"),
         prog("fd_tcp options"),
         prog("fd_tcp big"),

@@ -18,8 +18,10 @@ const REUSE_DELAY: Duration = Duration::from_millis(1500);
 const REUSE_STEP: Duration = Duration::from_millis(50);
 /// Longest wait for an answer from this host, milliseconds.
 const ANSWER_MS: i32 = 1000;
-/// Connections of other programs that may be in front of ours in a queue.
-const FOREIGN: usize = 64;
+/// Longest wait for a connection to a socket of this restart: it takes microseconds, and a few seconds where strangers fill the queue.
+const CONNECTION: Duration = Duration::from_secs(10);
+/// How often to look meanwhile, milliseconds.
+const LOOK_MS: i32 = 2;
 
 /// A socket that will have any port, or has one of `share` where one is free.
 pub(super) fn anywhere(family: i32, share: Option<Share>) -> Result<OwnedFd, Fault> {
@@ -31,8 +33,14 @@ pub(super) fn anywhere(family: i32, share: Option<Share>) -> Result<OwnedFd, Fau
     Ok(fd)
 }
 
-/// A socket connected to `to` from `local` where that is possible, else from another port.
-pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) -> Result<OwnedFd, Fault> {
+/// A socket connected to `to` from `local` where that is possible, else from another port; and its other end, where it
+/// has been accepted from one of `listeners`, whose queue nobody else is to stay in.
+pub(super) fn client(
+    family: i32,
+    (local, to): (&Addr, &Addr),
+    options: &Options,
+    listeners: &[RawFd],
+) -> Result<(OwnedFd, Option<OwnedFd>), Fault> {
     let start = Instant::now();
     let mut cleared = false;
     // A socket that was bound to an address of IPv6 speaks that only.
@@ -42,12 +50,22 @@ pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) ->
     } else {
         &[Way::Bind, Way::PortRange]
     };
+    let fresh = || {
+        // The kernel would wait for minutes for an answer.
+        let fd = sock::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).at("socket")?;
+        options.restore(fd.as_raw_fd(), When::Early)?;
+        Ok::<_, Fault>(fd)
+    };
     loop {
         for way in ways {
-            let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
-            options.restore(fd.as_raw_fd(), When::Early)?;
-            if way.connect(fd.as_raw_fd(), local, to).is_ok() {
-                return Ok(fd);
+            let fd = fresh()?;
+            if way.connect(fd.as_raw_fd(), local, to).is_err() {
+                continue;
+            }
+            match finish(fd.as_raw_fd(), listeners) {
+                Ok(accepted) => return waiting(fd, accepted),
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => return nobody_answers(to),
+                Err(_) => {}
             }
         }
         // What is left of it in TIME_WAIT, taken away where that is allowed.
@@ -59,11 +77,64 @@ pub(super) fn client(family: i32, local: &Addr, to: &Addr, options: &Options) ->
         }
         std::thread::sleep(REUSE_STEP);
     }
-    let fd = sock::socket(family, libc::SOCK_STREAM, 0).at("socket")?;
-    options.restore(fd.as_raw_fd(), When::Early)?;
-    sock::connect(fd.as_raw_fd(), to).at(format!("connect to {to}"))?;
+    let fd = fresh()?;
+    match sock::connect(fd.as_raw_fd(), to) {
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+        done => done.at(format!("connect to {to}"))?,
+    }
+    let accepted = match finish(fd.as_raw_fd(), listeners) {
+        Err(e) if e.kind() == io::ErrorKind::TimedOut => return nobody_answers(to),
+        done => done.at(format!("connect to {to}"))?,
+    };
     tracing::warn!(%local, %to, "a connection got another local port because its own is still in use");
-    Ok(fd)
+    waiting(fd, accepted)
+}
+
+fn nobody_answers<T>(to: &Addr) -> Result<T, Fault> {
+    refuse(format!(
+        "connect to {to}: no answer within {} s; do other programs fill the queue of the socket that listens there?",
+        CONNECTION.as_secs()
+    ))
+}
+
+/// The same socket as one whose calls wait.
+fn waiting(fd: OwnedFd, accepted: Option<OwnedFd>) -> Result<(OwnedFd, Option<OwnedFd>), Fault> {
+    let flags = fd::flags(fd.as_raw_fd()).at("read its flags")?;
+    fd::set_flags(fd.as_raw_fd(), flags & !libc::O_NONBLOCK).at("set its flags")?;
+    Ok((fd, accepted))
+}
+
+/// Waits until `client`, which has begun to connect, is connected, and where there are `listeners` accepts it from one of
+/// them. Connections of other programs are closed: in front of this one they would keep it out.
+fn finish(client: RawFd, listeners: &[RawFd]) -> io::Result<Option<OwnedFd>> {
+    let begun = Instant::now();
+    let want = sock::local(client)?;
+    loop {
+        for raw in listeners {
+            while fd::poll(*raw, libc::POLLIN)? & libc::POLLIN != 0 && begun.elapsed() < CONNECTION {
+                let accepted = sock::accept(*raw)?;
+                let from = sock::peer(accepted.as_raw_fd())?.unwrap_or_default();
+                if (from.ip(), from.port()) == (want.ip(), want.port()) {
+                    return Ok(Some(accepted));
+                }
+            }
+        }
+        let events = fd::poll(client, libc::POLLOUT)?;
+        if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+            let e = sock::get::<i32>(client, libc::SOL_SOCKET, libc::SO_ERROR)?;
+            return Err(io::Error::from_raw_os_error(if e == 0 { libc::ECONNREFUSED } else { e }));
+        }
+        if events & libc::POLLOUT != 0 && listeners.is_empty() {
+            return Ok(None);
+        }
+        if begun.elapsed() > CONNECTION {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match listeners {
+            [] => fd::wait(client, libc::POLLOUT, LOOK_MS)?,
+            [one, ..] => fd::wait(*one, libc::POLLIN, LOOK_MS)?,
+        };
+    }
 }
 
 /// A socket that begins to connect to `to` from `local`; none where that is not possible from there.
@@ -165,20 +236,26 @@ fn only_port(raw: RawFd, port: u16) -> io::Result<()> {
     sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &(port << 16 | port))
 }
 
-/// Accepts the connection whose client is `client` from one of `listeners`; connections of other programs are closed.
-pub(super) fn accept(listeners: &[RawFd], client: RawFd) -> Result<OwnedFd, Fault> {
-    let want = sock::local(client).at("read an address")?;
-    for raw in listeners {
-        for _ in 0..FOREIGN {
-            if fd::poll(*raw, libc::POLLIN).at("poll")? & libc::POLLIN == 0 {
-                break;
-            }
-            let fd = sock::accept(*raw).at("accept")?;
-            let from = sock::peer(fd.as_raw_fd()).at("read an address")?.unwrap_or_default();
-            if (from.ip(), from.port()) == (want.ip(), want.port()) {
-                return Ok(fd);
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn strangers_in_the_queue_do_not_keep_the_own_connection_out() {
+        let at = SocketAddr::from(([127, 8, 2, 1], 0));
+        let listener = TcpListener::bind(at).unwrap();
+        let raw = listener.as_raw_fd();
+        sock::listen(raw, 0).unwrap();
+        let to = Addr::of(listener.local_addr().unwrap(), libc::AF_INET);
+        let strangers = [0; 4].map(|_| begin_anywhere(libc::AF_INET, &to, &Options::default()).unwrap());
+        assert!(fd::wait(raw, libc::POLLIN, ANSWER_MS).unwrap());
+        let local = TcpListener::bind(at).unwrap().local_addr().unwrap();
+        let local = Addr::of(local, libc::AF_INET);
+        let (client, server) = client(libc::AF_INET, (&local, &to), &Options::default(), &[raw]).unwrap();
+        assert_eq!(sock::local(client.as_raw_fd()).unwrap(), local);
+        assert_eq!(sock::peer(server.unwrap().as_raw_fd()).unwrap(), Some(local));
+        assert_eq!(fd::flags(client.as_raw_fd()).unwrap() & libc::O_NONBLOCK, 0);
+        drop(strangers);
     }
-    refuse("its connection did not arrive at the listening socket")
 }

@@ -1,6 +1,7 @@
 //! TCP sockets: connections inside the job with data in flight both ways, listening sockets with connections that wait
 //! to be accepted, connections to the outside (reset at restart), half-closed, connecting and unconnected sockets.
 
+mod backlog;
 mod capture;
 mod connection;
 mod drain;

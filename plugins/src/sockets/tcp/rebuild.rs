@@ -1,7 +1,7 @@
 //! Makes TCP sockets again: listening ones, pairs, ends whose other end is gone, connections that wait to be accepted.
 
 use super::listening::{self, Bound, Claim};
-use super::{connection, drain, remote, Role, TcpState};
+use super::{backlog, connection, drain, remote, Role, TcpState};
 use crate::builder::{Builder, Waits};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::Lent;
@@ -76,12 +76,29 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
             done.map_err(|e| (*id, e))?;
         }
     }
+    let mut waiters = Vec::new();
+    for (id, t) in &all {
+        let Role::Waiting(_) = t.role else { continue };
+        let made = t.peer.as_ref().map_or_else(
+            || refuse("the image names no peer"),
+            |peer| waiting(b, t, peer).and_then(|fd| Ok((sock::local(fd.as_raw_fd()).at("read its address")?, fd))),
+        );
+        let put = made.and_then(|(local, fd)| {
+            waiters.push(local);
+            b.put(*id, fd)
+        });
+        put.map_err(|e| (*id, e))?;
+    }
+    for (id, t) in &all {
+        if let Role::Listening(own) = t.role {
+            let lower = |raw| backlog::lower(raw, own, &waiters);
+            let done = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| lower(fd.raw())));
+            done.map_err(|e| (*id, e))?;
+        }
+    }
+    // Who was connecting finds the queues as full as they were.
     for (id, t) in &all {
         let made = match t.role {
-            Role::Waiting(_) => t.peer.as_ref().map_or_else(
-                || refuse("the image names no peer"),
-                |peer| waiting(b, t, peer).and_then(|fd| b.put(*id, fd)),
-            ),
             Role::Connecting => connecting(b, t).and_then(|fd| b.put(*id, fd)),
             Role::Refused | Role::Failed => failed(t).and_then(|fd| b.put(*id, fd)),
             _ => Ok(()),
@@ -105,7 +122,8 @@ fn bind_again(b: &mut Builder<'_>, page: &mut Page, port: u16, sockets: &[&(Desc
             None => t.local.clone(),
         },
         backlog: match t.role {
-            Role::Listening(backlog) => Some(backlog),
+            // Until the connections are there that it has accepted.
+            Role::Listening(_) => Some(backlog::LARGE),
             _ => None,
         },
         options: &t.options,
@@ -192,7 +210,7 @@ fn failed(t: &TcpState) -> Result<OwnedFd, Fault> {
 
 /// A connection that waits to be accepted, with what it had sent.
 fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault> {
-    let fd = connection::client(t.family, &t.local, peer, &t.options)?;
+    let (fd, _) = connection::client(t.family, (&t.local, peer), &t.options, &[])?;
     if let Some(early) = &t.early {
         let data = b.blobs.get(early)?;
         drain::put_back(fd.as_raw_fd(), fd.as_raw_fd(), &data)?;
@@ -303,7 +321,7 @@ fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>
         let moment = Bound {
             family: server.family,
             at: server.local.clone(),
-            backlog: Some(1),
+            backlog: Some(backlog::LARGE),
             options: &server.options,
         };
         let claim = Claim {
@@ -331,9 +349,10 @@ fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>
     for listener in &raws {
         server.options.restore(*listener, When::Accepting)?;
     }
-    let c = connection::client(client.family, &client.local, &to, &client.options)?;
-    let s = connection::accept(&raws, c.as_raw_fd())?;
-    Ok((s, c))
+    match connection::client(client.family, (&client.local, &to), &client.options, &raws)? {
+        (c, Some(s)) => Ok((s, c)),
+        (_, None) => refuse("its connection did not arrive at the listening socket"),
+    }
 }
 
 /// A socket whose other end is gone: a connection on this host whose other end is closed in good order, or reset.

@@ -7,6 +7,7 @@
 //!
 //! A process of its own does so: connections that the agent held would end with it, when it is killed.
 
+use super::backlog;
 use super::drain::{self, Direction};
 use super::info::{End, Info};
 use super::said::apart;
@@ -42,8 +43,9 @@ pub(super) fn requeue(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec
 }
 
 fn here(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
-    let waiting = |l: &RawFd| Ok(Info::of(*l).at("read its state (TCP_INFO)")?.waiting as usize);
-    let waiting = listeners.iter().map(waiting).collect::<Result<Vec<_>, Fault>>()?;
+    let info = |l: &RawFd| Info::of(*l).at("read its state (TCP_INFO)");
+    let infos = listeners.iter().map(info).collect::<Result<Vec<_>, Fault>>()?;
+    let waiting: Vec<usize> = infos.iter().map(|i| i.waiting as usize).collect();
     let all: usize = waiting.iter().sum();
     if all != clients.len() {
         return not_now(format!(
@@ -51,11 +53,44 @@ fn here(listeners: &[RawFd], clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> 
             clients.len()
         ));
     }
+    let limits: Vec<i32> = infos.iter().map(|i| i32::try_from(i.backlog).unwrap_or(i32::MAX)).collect();
+    let raised = raise(listeners, &limits);
+    let done = raised.and_then(|room| {
+        // Of those that share an address any may get one.
+        if clients.len() > room {
+            return not_now(format!(
+                "{all} connections wait to be accepted, and there is room for {room} by now (net.core.somaxconn), so they could not be put back"
+            ));
+        }
+        take_all(listeners, &waiting, clients)
+    });
+    let addresses: Vec<Addr> = clients.iter().map(|c| c.local.clone()).collect();
+    let lowered = listeners
+        .iter()
+        .zip(limits)
+        .map(|(l, own)| backlog::lower(*l, own, &addresses));
+    let lowered = lowered.fold(Ok(()), Result::and);
+    done.and_then(|data| lowered.map(|()| data))
+}
+
+/// Raises the limit of each; how many connections have room in each at least.
+fn raise(listeners: &[RawFd], limits: &[i32]) -> Result<usize, Fault> {
+    let mut room = usize::MAX;
+    for (l, own) in listeners.iter().zip(limits) {
+        let now = backlog::raise(*l, *own).at("raise its backlog (listen)")?;
+        // The kernel takes one more than the limit says.
+        room = room.min(usize::try_from(now).unwrap_or(0) + 1);
+    }
+    Ok(room)
+}
+
+/// Takes those that wait out of the queues, `waiting` of each, and puts them back.
+fn take_all(listeners: &[RawFd], waiting: &[usize], clients: &[Client]) -> Result<Vec<Vec<u8>>, Fault> {
     let (mut accepted, mut failed) = (Vec::new(), None);
     for (listener, waiting) in listeners.iter().zip(waiting) {
         let next = || accept(*listener).transpose();
         // What comes meanwhile from outside stays where it is.
-        for came in std::iter::from_fn(next).take(waiting) {
+        for came in std::iter::from_fn(next).take(*waiting) {
             match came {
                 Ok((end, from)) => {
                     let same = |c: &Client| (c.local.ip(), c.local.port()) == (from.ip(), from.port());
@@ -116,10 +151,11 @@ fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
     // The same port as before, without fixing it. Where the program had chosen it, it still has it and the range is not looked at.
     let port = u32::from(c.local.port());
     // (Kernels before 6.3 cannot do that; there the connection gets another port.)
+    let own: u32 = sock::get(c.raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE).unwrap_or(0);
     let chosen = sock::set(c.raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &(port << 16 | port)).is_ok();
     let mut connected = connect(c);
     if chosen {
-        sock::set(c.raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &0u32).at("choose its port")?;
+        sock::set(c.raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &own).at("set its range of ports back")?;
         if connected.is_err() {
             connected = connect(c);
         }
@@ -195,5 +231,45 @@ mod tests {
         let mut got = Vec::new();
         listener.accept().unwrap().0.read_to_end(&mut got).unwrap();
         assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+    }
+
+    /// The program has made the limit smaller since, and has a range of ports of its own.
+    #[test]
+    fn more_than_the_backlog_allows_by_now_go_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let raw = listener.as_raw_fd();
+        let range = 60_000u32 << 16 | 33_000;
+        let mut ranged = true;
+        let clients: Vec<TcpStream> = (0..6u8)
+            .map(|n| {
+                let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                // Kernels before 6.3 do not have it.
+                ranged &= sock::set(client.as_raw_fd(), libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &range).is_ok();
+                client.write_all(&[n]).unwrap();
+                client
+            })
+            .collect();
+        sock::listen(raw, 1).unwrap();
+        let seen = |client: &TcpStream| Client {
+            raw: client.as_raw_fd(),
+            local: sock::local(client.as_raw_fd()).unwrap(),
+            peer: sock::peer(client.as_raw_fd()).unwrap().unwrap(),
+            closing: false,
+            deaf: false,
+        };
+        for _ in 0..2 {
+            let all: Vec<Client> = clients.iter().map(seen).collect();
+            let data = requeue(&[raw], &all).unwrap();
+            assert_eq!(data, (0..6u8).map(|n| vec![n]).collect::<Vec<_>>());
+            let info = Info::of(raw).unwrap();
+            assert_eq!((info.backlog, info.waiting), (1, 6));
+        }
+        for (n, client) in clients.iter().enumerate() {
+            let now: u32 = sock::get(client.as_raw_fd(), libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE).unwrap_or(0);
+            assert!(!ranged || now == range);
+            let mut byte = [0];
+            listener.accept().unwrap().0.read_exact(&mut byte).unwrap();
+            assert_eq!(usize::from(byte[0]), n);
+        }
     }
 }
