@@ -18,7 +18,8 @@ const REUSE_DELAY: Duration = Duration::from_millis(1500);
 const REUSE_STEP: Duration = Duration::from_millis(50);
 /// Longest wait for an answer from this host, milliseconds.
 const ANSWER_MS: i32 = 1000;
-/// Longest wait for a connection to a socket of this restart: it takes microseconds, and a few seconds where strangers fill the queue.
+/// Longest wait for a connection to a socket of this restart: it takes microseconds, and a few seconds where strangers
+/// fill the queue.
 const CONNECTION: Duration = Duration::from_secs(10);
 /// How often to look meanwhile, milliseconds.
 const LOOK_MS: i32 = 2;

@@ -201,7 +201,8 @@ mod tests {
     /// Of IPv4 and of IPv6.
     #[test]
     fn what_is_told_of_a_datagram_can_be_sent_again() {
-        let on: &[(&str, &str, &[(i32, i32)])] = &[
+        type Case<'a> = (&'a str, &'a str, &'a [(i32, i32)]);
+        let on: &[Case] = &[
             ("0.0.0.0:0", "127.0.0.5", &[(0, 8), (0, 12), (0, 13)]),
             ("[::]:0", "::1", &[(41, 49), (41, 51), (41, 66)]),
         ];
