@@ -57,6 +57,9 @@ int main(void) {
         }
     }
     char line[64], back[64];
+    int gone, dead;
+    OK(openpty(&gone, &dead, NULL, NULL, NULL));
+    close(gone);
     while (running()) {
         OK(fstat(s, &is));
         EQ(is.st_uid, own.st_uid);
@@ -83,6 +86,11 @@ int main(void) {
         struct stat st;
         OK(fstat(s, &st));
         CHECK(S_ISCHR(st.st_mode));
+        // One that has hung up stays dead.
+        EQ(read(dead, back, 1), 0);
+        EQ(write(dead, "x", 1), -1);
+        EQ(errno, EIO);
+        EQ(isatty(dead), 0);
     }
     char kept[16];
     EQ(read(s2, kept, sizeof kept), 5);

@@ -49,8 +49,11 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
         return Ok(Side::Master(at));
     }
     // Through /dev/tty the terminal itself answers.
-    // One that has hung up does not answer: nobody can tell any more which it was, and nothing can be done with it.
-    let real: u32 = fd::ioctl_get(raw, TIOCGDEV).unwrap_or_default();
+    let real: u32 = match fd::ioctl_get(raw, TIOCGDEV) {
+        // Nobody can tell any more which it was.
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(Side::HungUp),
+        answer => answer.unwrap_or_default(),
+    };
     // The kernel's encoding of a device number in 32 bits.
     let (major, minor) = (real >> 8 & 0xfff, (real & 0xff) | (real >> 12 & 0xf_ff00));
     let index = (major == PTS_MAJOR).then_some(minor);

@@ -46,6 +46,8 @@ pub(crate) enum Side {
     Slave(usize),
     /// A terminal outside the job, with the name it was opened by.
     Outside(FsPath),
+    /// One that has hung up: nothing can be done with it but to close it.
+    HungUp,
 }
 
 /// All pseudo-terminals of the job.
@@ -83,7 +85,7 @@ impl Kind for Terminal {
         let ptys = d.parts.get::<Terminals>().map_or(&[][..], |t| &t.ptys);
         match side {
             Side::Master(at) | Side::Slave(at) => Descriptors::is_one_of(*at, ptys),
-            Side::Outside(_) => Ok(()),
+            Side::Outside(_) | Side::HungUp => Ok(()),
         }
     }
 

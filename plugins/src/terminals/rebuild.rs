@@ -143,6 +143,7 @@ pub(super) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<O
             None => refuse("the slave was not open"),
         },
         Side::Outside(_) => outside(flags),
+        Side::HungUp => hung_up(),
     }
 }
 
@@ -157,6 +158,10 @@ fn outside(flags: i32) -> Result<OwnedFd, Fault> {
             };
         }
     }
+    hung_up()
+}
+
+fn hung_up() -> Result<OwnedFd, Fault> {
     let (master, _) = names::new_master()?;
     fd::ioctl_set(master.as_raw_fd(), TIOCSPTLCK, &0i32).at("unlock the slave")?;
     drain::slave_of(master.as_raw_fd()).at("open a slave")
