@@ -56,7 +56,9 @@ pub(super) fn processes(columns: &[i64]) -> BTreeSet<i32> {
 /// Whether an object is only guessed to be that of the job of `pids`; `None` where it is not taken for the job's.
 pub(super) fn is_guessed(traces: &Traces, pids: &BTreeSet<i32>, launched: i64) -> Option<bool> {
     let last = &traces.last;
-    if !last.is_disjoint(pids) {
+    // Numbers come around: one of the job's can have been another's before.
+    let of_job = |pid: &i32| pids.contains(pid) && proc::stat(*pid).map_or(true, |s| has_used(&s, traces.used.max(traces.changed)));
+    if last.iter().any(of_job) {
         return Some(false);
     }
     // SAFETY: takes nothing and cannot fail.
@@ -157,9 +159,14 @@ mod tests {
         let job = BTreeSet::from([me]);
         let guess = |traces| is_guessed(&traces, &BTreeSet::new(), launched);
         assert_eq!(
-            is_guessed(&traces(&[me, 0], 0, creator + 1), &job, launched),
+            is_guessed(&traces(&[me, 0], launched + 10, creator + 1), &job, launched),
             Some(false),
             "used by the job"
+        );
+        assert_eq!(
+            is_guessed(&traces(&[me], 0, creator), &job, launched),
+            None,
+            "used by somebody who had that number before"
         );
         assert_eq!(guess(traces(&[0], launched, creator)), Some(true), "used by nobody");
         assert_eq!(guess(traces(&[0], launched - 1, creator)), None, "there before the launch");
