@@ -304,6 +304,10 @@ pub struct SnapshotTable {
     pub want_uffd: i32,
     /// Its descriptor in the child, or a negative error number.
     pub uffd: i32,
+    /// Whether the processor has protection keys: the child reads also what the program has denied itself.
+    pub has_keys: i32,
+    /// 0.
+    pub reserved: i32,
     /// Ranges that the child must not inherit, unused ones empty: attachments of System V segments, whose number a
     /// program can ask for.
     pub left_out: [[u64; 2]; MAX_LEFT_OUT],

@@ -35,6 +35,10 @@ struct Job {
 /// Runs in the freshly forked child; `t` points to the table in its copy of the injected area.
 pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
     unsafe {
+        if (*t).has_keys != 0 {
+            // Access with every key, for this task only.
+            core::arch::asm!("wrpkru", in("eax") 0, in("ecx") 0, in("edx") 0, options(nostack, preserves_flags));
+        }
         let all = u64::MAX;
         syscall!(nr::RT_SIGPROCMASK, 0usize, addr_of!(all), null::<u64>(), 8usize);
         syscall!(nr::PRCTL, PR_SET_NAME, c"belay-snapshot".as_ptr());

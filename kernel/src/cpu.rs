@@ -15,6 +15,12 @@ pub struct Component {
     pub bytes: u32,
 }
 
+/// Whether the system uses protection keys of memory (`pkeys(7)`, OSPKE).
+pub fn has_protection_keys() -> bool {
+    const OSPKE: u32 = 1 << 4;
+    __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx & OSPKE != 0
+}
+
 /// Register of a `cpuid` answer.
 #[derive(Clone, Copy)]
 enum Register {

@@ -217,6 +217,8 @@ pub(crate) fn snapshot(
                 error: 0,
                 want_uffd: want_uffd[i],
                 uffd: 0,
+                has_keys: belay_kernel::cpu::has_protection_keys().into(),
+                reserved: 0,
                 left_out: ranges,
             };
             area.put(area.snapshot_table, &[table])?;

@@ -10,6 +10,7 @@ use belay_kernel::proc::Map;
 use belay_plugins::{infiniband, SharedMapping};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -264,6 +265,14 @@ pub(crate) fn huge(map: &Map) -> Option<u64> {
 /// kernel would kill it.
 pub(crate) fn not_for_child(map: &Map) -> bool {
     sysv(map) || huge(map).is_some()
+}
+
+/// Whether a program is being written through `map`, as linkers do: while anybody maps it so, nobody can execute it, and
+/// the snapshot child would do so longer than the linker.
+pub(crate) fn writes_program(map: &Map) -> bool {
+    let is_it = |m: &Metadata| m.is_file() && m.ino() == map.ino && m.mode() & 0o111 != 0;
+    let can_be = map.shared && map.ino != 0 && map.prot & libc::PROT_WRITE as u32 != 0 && bare(map) == map.name;
+    can_be && !held::is_held(map) && std::fs::metadata(&map.name).is_ok_and(|m| is_it(&m))
 }
 
 /// Mappings that cannot be restored: (name, reason), each once. Those of devices are cared for by `libraries` in the process.

@@ -199,10 +199,14 @@ fn left_out(draft: &Draft) -> Result<Vec<[u64; 2]>, CaptureError> {
         }
         adjacent
     });
-    if out.len() > MAX_LEFT_OUT && !draft.huge.is_empty() {
+    if out.len() > MAX_LEFT_OUT && draft.huge.iter().any(|m| mappings::huge(m).is_some()) {
         let reason = format!("more than {MAX_LEFT_OUT} separate mappings of explicit huge pages and System V segments");
         return Err(CaptureError::refuse(draft.pid, draft.stat.comm.to_string_lossy(), reason));
     }
+    // As many as there is room for.
+    let programs = draft.huge.iter().filter(|m| mappings::writes_program(m) && !own(m.start));
+    let room = MAX_LEFT_OUT.saturating_sub(out.len());
+    out.extend(programs.map(|m| [m.start, m.end]).take(room));
     Ok(out)
 }
 

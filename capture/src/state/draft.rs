@@ -26,7 +26,8 @@ pub(crate) struct Draft {
     pub(crate) root: PathBuf,
     /// The program's file.
     pub(crate) exe: PathBuf,
-    /// Mappings of explicit huge pages, with their `VmFlags`.
+    /// Mappings that the child does not get although they have `VmFlags` of interest, with these: those of explicit huge
+    /// pages, and of programs that are being written.
     pub(crate) huge: Vec<Map>,
     /// What it has locked; known once the injected program has told.
     pub(crate) locks: Locks,
@@ -51,9 +52,10 @@ impl Draft {
             (stat.comm, stat.exit_signal) = (main.comm, main.exit_signal);
         }
         let maps = proc::maps(task).map_err(|e| fail("maps", e))?;
-        let huge = if maps.iter().any(|m| mappings::huge(m).is_some()) {
+        let is_apart = |m: &Map| mappings::huge(m).is_some() || mappings::writes_program(m);
+        let huge = if maps.iter().any(is_apart) {
             let all = proc::smaps(task).map_err(|e| fail("smaps", e))?;
-            all.into_iter().filter(|m| mappings::huge(m).is_some()).collect()
+            all.into_iter().filter(is_apart).collect()
         } else {
             Vec::new()
         };

@@ -104,6 +104,7 @@ fn cases() -> Vec<Case> {
         prog("mem_closed"),
         prog("mem_closed alone"),
         prog("mem_follows"),
+        prog("mem_linker"),
         prog("mem_guard"),
         prog("mem_regions").since(6, 15),
         prog("mem_regions written")
