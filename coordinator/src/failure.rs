@@ -99,6 +99,11 @@ pub(crate) fn reason(error: &io::Error) -> String {
     }
 }
 
+/// `1 process`, `2 processes`: `plural` is what is added for another number than one.
+pub fn counted(n: u32, noun: &str, plural: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { plural })
+}
+
 fn without_number(text: &str) -> &str {
     text.find(" (os error").map_or(text, |at| &text[..at])
 }

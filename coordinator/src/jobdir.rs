@@ -306,7 +306,7 @@ impl JobDir {
         let (at, holder) = (self.path.display(), &holder.word);
         Failure::new(
             Exit::AlreadyRunning,
-            format!("{at} is in use: {holder} is already running there and holds its lock; wait until it has ended"),
+            format!("{at} is in use: {holder} is already at work there; belay status {at} says what goes on"),
         )
     }
 
@@ -399,6 +399,11 @@ fn check_link(path: &Path) -> Result<(), Failure> {
 /// Whose `dir` is, which may be looked at so.
 fn owner_of(path: &Path, dir: &Dir, access: Access) -> Result<u32, Failure> {
     let m = dir.metadata().map_err(|e| not_there(path, &e))?;
+    let has_job = || std::fs::symlink_metadata(path.join(JOB)).map_or_else(|e| e.kind() != io::ErrorKind::NotFound, |_| true);
+    if m.mode() & 0o077 != 0 && !has_job() {
+        // Any directory can be named by mistake; nobody is told to change its mode then.
+        return Err(no_job(path, "it has no job.json"));
+    }
     check_owner(path, &m, access).map(|()| m.uid())
 }
 

@@ -42,5 +42,5 @@ pub mod verbs;
 pub mod verify;
 
 pub use belay_restart::End;
-pub use failure::{plain, Failure};
+pub use failure::{counted, plain, Failure};
 pub use processes::host_pids;

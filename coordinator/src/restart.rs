@@ -1,6 +1,7 @@
 //! Restart: choose the generation, hand it to the restart flow, and serve the restarted job as after a launch.
 
 use crate::agent::{Agent, Fallback, Setup};
+use crate::failure::counted;
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, JobDir};
 use crate::nodes::again::Reunion;
@@ -250,8 +251,10 @@ fn announce(g: &Generation, m: &Manifest, ended: bool, tell: &mut dyn FnMut(Noti
     tell(
         Notice::Progress,
         &format!(
-            "restarting generation {} ({} processes, {} threads)",
-            g.number, m.processes, m.threads
+            "restarting generation {} ({}, {})",
+            g.number,
+            counted(m.processes, "process", "es"),
+            counted(m.threads, "thread", "s")
         ),
     );
     if ended {

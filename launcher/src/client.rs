@@ -81,6 +81,9 @@ fn nobody(dir: &JobDir, before: Option<Holder>) -> Failure {
     let after = dir.holder();
     let changed = after != before;
     let why = match after.or(before).filter(Holder::runs) {
+        None if dir.description().is_ok_and(|d| d.wait_status == Some(0)) => {
+            format!("is not running: it has ended well; belay restart {at} goes on from its newest checkpoint once more")
+        }
         None => format!("is not running; continue it with belay restart {at}"),
         Some(h) if !h.serving || changed => {
             let message = format!("the job in {at} is just starting or ending ({}); see belay status {at}", h.word);

@@ -26,10 +26,7 @@ pub(crate) fn bytes(n: u64) -> String {
     }
 }
 
-/// `1 process`, `2 processes`: `plural` is what is added for another number than one.
-pub(crate) fn count(n: u32, noun: &str, plural: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { plural })
-}
+pub(crate) use belay_coordinator::counted as count;
 
 /// What a job is doing.
 pub(crate) fn state(state: JobState) -> &'static str {

@@ -475,7 +475,13 @@ impl Task {
                     self.running = false;
                     return Err(CaptureError::Failed {
                         step: format!("thread {} of the application", self.tid),
-                        reason: format!("{other:?} while suspended"),
+                        reason: match other {
+                            Event::Ended(status) if libc::WIFSIGNALED(status) => {
+                                format!("it was killed by signal {} during the checkpoint", libc::WTERMSIG(status))
+                            }
+                            Event::Ended(_) => "it ended during the checkpoint".to_owned(),
+                            other => format!("{other:?} while suspended"),
+                        },
                     });
                 }
             }
