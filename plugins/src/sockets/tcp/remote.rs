@@ -29,6 +29,10 @@ const STALL: Duration = Duration::from_millis(60);
 const ARRIVAL: Duration = Duration::from_secs(2);
 /// Longest wait for the other ends at a restart.
 const REUNION: Duration = Duration::from_secs(30);
+/// Of those that have connected and said nothing yet so many are waited for, the newest.
+const MOST_SILENT: usize = 256;
+/// So many are let in before they are listened to.
+const AT_ONCE: usize = 64;
 
 fn odd(reason: impl std::fmt::Display) -> Fault {
     Fault::Refused(reason.to_string())
@@ -414,23 +418,36 @@ fn accept_all(
     b: &mut Builder<'_>,
 ) -> Result<(), Fault> {
     let begin = Instant::now();
+    let mut visitors: Vec<Visitor> = Vec::new();
     while !tokens.is_empty() {
         if begin.elapsed() > REUNION {
             return refuse(format!("{} connections from other nodes did not come", tokens.len()));
         }
         let is_ready = |listener: &OwnedFd, ms| fd::wait(listener.as_raw_fd(), libc::POLLIN, ms).at("poll");
         for listener in listeners.values() {
-            while !tokens.is_empty() && is_ready(listener, 0)? {
-                let fd = sock::accept(listener.as_raw_fd()).at("accept")?;
-                let id = said(&fd).and_then(|t| tokens.remove(&t));
-                if let Some(id) = id {
-                    b.put(id, fd)?;
-                }
+            let mut room = AT_ONCE;
+            while room > 0 && is_ready(listener, 0)? {
+                visitors.push(Visitor::new(sock::accept(listener.as_raw_fd()).at("accept")?));
+                room -= 1;
             }
         }
+        for mut visitor in std::mem::take(&mut visitors) {
+            match visitor.hear() {
+                Heard::Nothing if visitor.since.elapsed() < REUNION / 6 => visitors.push(visitor),
+                Heard::Token(token) => {
+                    if let Some(id) = tokens.remove(&token) {
+                        b.put(id, visitor.fd)?;
+                    }
+                }
+                Heard::Nothing | Heard::End => {}
+            }
+        }
+        let too_many = visitors.len().saturating_sub(MOST_SILENT);
+        visitors.drain(..too_many);
         // Until there are more at any of them, or it is time to look.
+        let ms = if visitors.is_empty() { 10 } else { 1 };
         for listener in listeners.values() {
-            if !tokens.is_empty() && is_ready(listener, 10)? {
+            if !tokens.is_empty() && is_ready(listener, ms)? {
                 break;
             }
         }
@@ -438,19 +455,75 @@ fn accept_all(
     Ok(())
 }
 
-/// The token that the other end of a new connection says.
-fn said(fd: &OwnedFd) -> Option<String> {
-    let begin = Instant::now();
-    let mut token = Vec::new();
-    while token.len() < TOKEN_BYTES && begin.elapsed() < REUNION / 6 {
-        if fd::wait(fd.as_raw_fd(), libc::POLLIN, 100).ok()? {
-            let mut more = vec![0u8; TOKEN_BYTES - token.len()];
-            match sock::receive(fd.as_raw_fd(), &mut more, 0) {
-                Ok(r) if r.len > 0 => token.extend_from_slice(&more[..r.len]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(_) | Err(_) => return None,
-            }
+/// Who has connected, and has not said all of its token: another node, or a stranger, who takes no time from others.
+struct Visitor {
+    fd: OwnedFd,
+    token: Vec<u8>,
+    since: Instant,
+}
+
+enum Heard {
+    Nothing,
+    Token(String),
+    /// It has gone, or says something else.
+    End,
+}
+
+impl Visitor {
+    fn new(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            token: Vec::new(),
+            since: Instant::now(),
         }
     }
-    String::from_utf8(token).ok()
+
+    /// Takes what it has said, without waiting.
+    fn hear(&mut self) -> Heard {
+        match fd::wait(self.fd.as_raw_fd(), libc::POLLIN, 0) {
+            Ok(true) => {}
+            Ok(false) => return Heard::Nothing,
+            Err(_) => return Heard::End,
+        }
+        let mut more = vec![0u8; TOKEN_BYTES - self.token.len()];
+        match sock::receive(self.fd.as_raw_fd(), &mut more, 0) {
+            Ok(r) if r.len > 0 => self.token.extend_from_slice(&more[..r.len]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(_) | Err(_) => return Heard::End,
+        }
+        if self.token.len() < TOKEN_BYTES {
+            return Heard::Nothing;
+        }
+        String::from_utf8(std::mem::take(&mut self.token)).map_or(Heard::End, Heard::Token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn nobody_waits_for_who_says_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut visitor = Visitor::new(listener.accept().unwrap().0.into());
+        let token = "t".repeat(TOKEN_BYTES);
+        let begin = Instant::now();
+        assert!(matches!(visitor.hear(), Heard::Nothing));
+        let mut heard = |visitor: &mut Visitor, text: &[u8]| {
+            other.write_all(text).unwrap();
+            assert!(fd::wait(visitor.fd.as_raw_fd(), libc::POLLIN, 1000).unwrap());
+            visitor.hear()
+        };
+        assert!(matches!(heard(&mut visitor, &token.as_bytes()[..5]), Heard::Nothing));
+        assert!(matches!(heard(&mut visitor, &token.as_bytes()[5..]), Heard::Token(t) if t == token));
+        // Data of the connection may follow.
+        assert!(matches!(heard(&mut visitor, &[0xff; TOKEN_BYTES]), Heard::End));
+        assert!(begin.elapsed() < REUNION / 6);
+        drop(other);
+        assert!(fd::wait(visitor.fd.as_raw_fd(), libc::POLLIN, 1000).unwrap());
+        assert!(matches!(visitor.hear(), Heard::End));
+    }
 }
