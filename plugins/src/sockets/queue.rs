@@ -95,15 +95,7 @@ fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
         match whole(raw, offset, &mut buf) {
             Ok(r) => {
                 offset += r.len;
-                match r.segment.filter(|segment| *segment < r.len) {
-                    Some(segment) => out.extend(buf[..r.len].chunks(segment).map(|data| Peeked {
-                        data: data.to_vec(),
-                        fds: Vec::new(),
-                        creds: None,
-                        from: r.from.clone(),
-                    })),
-                    None => out.push(message(r, &buf)),
-                }
+                out.push(message(r, &buf));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
             Err(e) => return Err(e).at("read its queue"),
