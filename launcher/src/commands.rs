@@ -383,7 +383,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
         show.line(&format!("belay: {what}"));
         if args.check {
             for fault in durable.distrust_damaged(&description)? {
-                show.line(&format!("belay: {fault}"));
+                show.note(&format!("belay: {fault}"));
             }
         }
         let control = control.clone();

@@ -82,6 +82,13 @@ impl Show {
         }
     }
 
+    /// Says what is to stay there.
+    pub(crate) fn note(&self, text: &str) {
+        if !matches!(self.how, How::Quiet) {
+            self.aside(|| drop(writeln!(std::io::stdout(), "{}", plain(text))));
+        }
+    }
+
     /// On a terminal: until there is other news, `source` says how many bytes of what `name` says are done, and expected.
     pub(crate) fn watch(&mut self, name: &str, source: impl Fn() -> (u64, u64) + Send + 'static) {
         if let How::Bar(bar) = &mut self.how {
