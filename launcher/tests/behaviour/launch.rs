@@ -141,7 +141,7 @@ fn the_agents_death_harms_nothing_and_keeps_a_second_start_out() {
     s.wait_for("ready");
     kill(s.agent(), libc::SIGKILL);
     s.wait_for("ended unexpectedly; the program goes on");
-    assert_failed(&s.belay(&["launch", "true"]), 69, "already running");
+    assert_failed(&s.belay(&["launch", "true"]), 69, "already at work");
     assert_failed(&s.belay(&["checkpoint"]), 68, "without its agent");
     s.go();
     assert_eq!(job.wait().unwrap().code(), Some(5));
@@ -165,7 +165,7 @@ fn the_death_of_a_restarted_jobs_agent_harms_nothing() {
         let command = pid(&s.status()["processes"][0]["host_pid"]);
         kill(s.agent(), libc::SIGKILL);
         s.wait_for("ended unexpectedly; the program goes on");
-        assert_failed(&s.belay(&["launch", "true"]), 69, "already running");
+        assert_failed(&s.belay(&["launch", "true"]), 69, "already at work");
         if let Some(signal) = end {
             kill(job.id().cast_signed(), signal);
             assert_eq!(job.wait().unwrap().signal(), Some(signal));
