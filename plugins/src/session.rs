@@ -3,7 +3,7 @@
 use crate::content::Contents;
 use crate::doors::Doors;
 use crate::env::{CaptureEnv, ProcessView};
-use crate::fault::{refuse, At, Fault};
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::group::Group;
 use crate::inside::Inside;
 use crate::look::Look;
@@ -14,7 +14,7 @@ use crate::sys::{diag::Diag, fd, fdinfo::FdInfo};
 use belay_image::blobs::BlobWriter;
 use belay_kernel::kcmp;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -81,6 +81,8 @@ pub(crate) struct Session<'a> {
     pub(crate) group: Option<&'a dyn Group>,
     /// The descriptions found so far.
     pub(crate) found: Vec<Found>,
+    /// Those of them that are in flight in a socket, whether a process has them too or not.
+    pub(crate) in_flight: HashSet<DescId>,
     /// The tables.
     pub(crate) tables: Vec<Table>,
     /// For people.
@@ -112,6 +114,7 @@ impl<'a> Session<'a> {
             launched: env.launched,
             group: env.group,
             found: Vec::new(),
+            in_flight: HashSet::new(),
             tables: Vec::new(),
             notes: Vec::new(),
             sets: Sets::default(),
@@ -134,6 +137,7 @@ impl Session<'_> {
     /// Adds the description that `look` shows and `holder` has, or finds it among those already known. One that is in
     /// flight is `kept` by the agent.
     pub(crate) fn intern(&mut self, look: Look, kept: Option<OwnedFd>, holder: Holder) -> Result<DescId, Fault> {
+        let in_flight = kept.is_some();
         let found = Found {
             kept,
             holder,
@@ -162,12 +166,31 @@ impl Session<'_> {
         if let Some(e) = failed {
             return Err(e).at("compare descriptions (kcmp)");
         }
-        place.map(|at| bucket[at]).or_else(|at| {
-            let id = self.found.len();
-            bucket.insert(at, id);
-            self.found.push(found);
-            Ok(id)
-        })
+        let id = match place {
+            Ok(at) => bucket[at],
+            Err(at) => {
+                let id = self.found.len();
+                bucket.insert(at, id);
+                self.found.push(found);
+                id
+            }
+        };
+        if in_flight {
+            self.in_flight.insert(id);
+        }
+        Ok(id)
+    }
+
+    /// Why there is no checkpoint now: each of `late`, which a restart makes when processes or sockets are there, that is
+    /// in flight, and so would have to be there before.
+    pub(crate) fn too_late<'d>(&self, late: impl Iterator<Item = DescId> + 'd, why: &str) -> Vec<Refusal> {
+        let sent = late.filter(|id| self.in_flight.contains(id));
+        let of = |id| {
+            let found: &Found = &self.found[id];
+            let object = format!("descriptor in flight ({})", found.link.display());
+            Fault::Passing(why.to_owned()).of(found.holder.pid, object)
+        };
+        sent.map(of).collect()
     }
 
     /// The descriptions of the same inode as description `id`.

@@ -407,18 +407,27 @@ int main(int argc, char **argv) {
     } else if (!strcmp(kind, "handed")) {  // what needs a process is in flight at times
         int s[2], got[8];
         OK(socketpair(AF_UNIX, SOCK_STREAM, 0, s));
+        struct sockaddr_un name = {.sun_family = AF_UNIX};
+        snprintf(name.sun_path, sizeof name.sun_path, "./handed.%d", getpid());
+        int named = (int)OK(socket(AF_UNIX, SOCK_STREAM, 0));
+        OK(bind(named, (void *)&name, sizeof name));
         while (running()) {
             char path[64], m[4], text[64] = {0};
+            struct stat st;
             snprintf(path, sizeof path, "/proc/%d/stat", getpid());
-            int fds[2] = {(int)OK(syscall(SYS_pidfd_open, getpid(), 0)), (int)OK(open(path, O_RDONLY))};
-            send_fds(s[0], "x", 1, fds, 2);
-            for (int i = 0; i < 2; i++) close(fds[i]);
-            nap_us(5000);
-            EQ(recv_fds(s[1], m, 1, got), 2);
+            int fds[3] = {(int)OK(syscall(SYS_pidfd_open, getpid(), 0)), (int)OK(open(path, O_RDONLY)),
+                          (int)OK(open(name.sun_path, O_PATH))};
+            send_fds(s[0], "x", 1, fds, 3);
+            nap_us(3000);  // at first the sender has them too
+            for (int i = 0; i < 3; i++) close(fds[i]);
+            nap_us(3000);
+            EQ(recv_fds(s[1], m, 1, got), 3);
             OK(syscall(SYS_pidfd_send_signal, got[0], 0, NULL, 0));
             CHECK(read(got[1], text, sizeof text - 1) > 0);
             EQ(atoi(text), getpid());
-            for (int i = 0; i < 2; i++) close(got[i]);
+            OK(fstat(got[2], &st));
+            CHECK(S_ISSOCK(st.st_mode));
+            for (int i = 0; i < 3; i++) close(got[i]);
             nap_us(8000);  // nothing is in flight: a checkpoint can be taken
         }
     } else if (!strcmp(kind, "half")) {

@@ -82,8 +82,16 @@ impl Kind for Paths {
         }
     }
 
-    fn finish(s: &mut Session<'_>, _: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
         refusals.extend(lost_working(s));
+        let late = |is_so: fn(&PathState) -> bool| {
+            let all = out.each::<PathState>().filter(move |(_, state)| is_so(state));
+            all.map(|(id, _)| id)
+        };
+        let why = "in flight in a socket, and in /proc of a process, so that it cannot be made before that is there";
+        refusals.extend(s.too_late(late(|state| state.needs_process.is_some()), why));
+        let why = "in flight in a socket, and the name of a socket, which cannot be opened before all are there";
+        refusals.extend(s.too_late(late(PathState::is_of_socket), why));
     }
 
     fn ways(d: &Descriptors, out: &mut Ways) {
@@ -138,13 +146,7 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
         path = super::capture::without_deleted(path);
     }
     let there = fd::stat(path, false).is_ok();
-    if found.kept.is_some() && file_type == libc::S_IFSOCK {
-        return not_now("in flight in a socket, and the name of a socket, which cannot be opened before all are there");
-    }
     let of_ended = process.is_some_and(|pid| !there || !s.will_have(pid));
-    if found.kept.is_some() && process.is_some() && !of_ended {
-        return not_now("in flight in a socket, and in /proc of a process, so that it cannot be made before that is there");
-    }
     if of_ended && is_of_descriptor_or_mapping(path) {
         return not_now("in /proc it stands for a descriptor or a mapping that is gone, or of a process that is not part of the job, so it cannot be opened again; close it before the checkpoint");
     }

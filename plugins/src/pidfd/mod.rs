@@ -4,7 +4,7 @@
 //! one whose process has ended and been waited for is made from a child of the agent that then ends.
 
 use crate::builder::Builder;
-use crate::fault::{not_now, At, Fault};
+use crate::fault::{At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
 use crate::model::{DescId, Description, Descriptors, Slot};
 use crate::session::Session;
@@ -82,6 +82,12 @@ impl Kind for Pidfd {
         capture(s, seen.id)
     }
 
+    fn finish(s: &mut Session<'_>, out: &mut Descriptors, refusals: &mut Vec<Refusal>) {
+        let late = out.each::<PidfdState>().filter(|(_, state)| state.pid.is_some());
+        let why = "in flight in a socket, so that it cannot be made before its process is there";
+        refusals.extend(s.too_late(late.map(|(id, _)| id), why));
+    }
+
     /// Makes the one of a process that is gone, with all others of that process.
     fn rebuild(b: &mut Builder<'_>, _: &Description, state: &PidfdState) -> Result<Option<OwnedFd>, Fault> {
         if state.pid.is_some() {
@@ -119,7 +125,7 @@ impl Kind for Pidfd {
         }
     }
 
-    nothing!(survey, finish, contents, check_part, numbers, ways, prepare, join, refill);
+    nothing!(survey, contents, check_part, numbers, ways, prepare, join, refill);
     nothing!(install, settle, install_own, complete);
 }
 
@@ -138,9 +144,6 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fault> {
         ));
     }
     let lives = pid > 0 && known;
-    if lives && found.kept.is_some() {
-        return not_now("in flight in a socket, so that it cannot be made before its process is there");
-    }
     let flags = (found.flags & libc::O_NONBLOCK) | thread;
     let mut ended = Ended::default();
     if !lives {
