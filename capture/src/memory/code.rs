@@ -2,11 +2,11 @@
 //! and at the restart there may be another in its place, or none: so the checkpoint has the files too. Each is read
 //! once, when the first checkpoint finds it; later ones refer to what is stored.
 //!
-//! A file that no path leads to any more can be stored where the agent has it open: the program of a process, and what
-//! a restart has made itself ([`held`]).
+//! A file that no path leads to any more can be stored where the agent has it open: the program of a process, what a
+//! restart has made itself ([`held`]), and what has been removed since the checkpoint began.
 
 use crate::memory::held::{self, nameless, Inode};
-use crate::memory::mappings::Identities;
+use crate::memory::mappings::{Identities, LOST};
 use crate::CaptureError;
 use belay_image::extents::{self, Extent, PAGE};
 use belay_image::identity::{self, Nameless};
@@ -63,6 +63,8 @@ pub struct Code {
 
 /// A file to be stored, and which parts of it processes have mapped.
 struct Want<'a> {
+    /// The first process that has it.
+    pid: i32,
     path: &'a Name,
     identity: &'a FileIdentity,
     ranges: Vec<(u64, u64)>,
@@ -94,28 +96,39 @@ impl Code {
         let mut end = self.files.iter().map(|k| end_of(&k.file)).max().unwrap_or(0);
         for want in wants {
             let held = nameless(|n| n.path == *want.path && n.identity == *want.identity, Nameless::clone);
-            if held.is_none() && (!all || restored(want.path.as_path())) {
-                continue;
-            }
-            let inode = if held.is_none() {
+            let seen = if held.is_none() {
                 identities.inode(want.path.as_os_str())
             } else {
                 None
             };
-            if let Some(known) = self.known(&want, inode, session) {
+            let open = identities.file(want.path.as_os_str()).filter(|_| held.is_none());
+            // It was there when its mappings were looked at.
+            let is_lost = || open.is_some() && !leads_to(want.path.as_path(), seen);
+            let needed = held.is_some() || is_lost();
+            if !needed && (!all || restored(want.path.as_path())) {
+                continue;
+            }
+            if let Some(known) = self.known(&want, seen, session) {
                 extents::within(&self.table, known.file.at, end_of(&known.file), &mut table);
                 files.push(known);
                 continue;
             }
             let stored = table.len();
-            match put(&want, held.as_ref(), end, (session, &mut table)) {
+            let mut put = put(&want, (held.as_ref(), open), end, (session, &mut table));
+            if matches!(put, Ok(None)) && is_lost() {
+                // That it was removed meanwhile has changed its inode, and nothing else.
+                table.truncate(stored);
+                put = self::put(&want, (None, open), end, (session, &mut table));
+            }
+            match put {
                 Ok(Some(known)) => {
                     end = end_of(&known.file);
                     files.push(known);
                 }
+                Ok(None) if is_lost() => return Err(CaptureError::refuse_for_now(want.pid, want.path.to_string(), LOST)),
                 Ok(None) => table.truncate(stored),
                 // What may stay where it is is no reason to fail.
-                Err(CaptureError::Storage(e @ (StorageError::Quota { .. } | StorageError::Memory { .. }))) if held.is_none() => {
+                Err(CaptureError::Storage(e @ (StorageError::Quota { .. } | StorageError::Memory { .. }))) if !needed => {
                     tracing::warn!(path = %want.path, error = %e, "not stored: a restart needs it as it is now");
                     table.truncate(stored);
                 }
@@ -153,12 +166,13 @@ fn end_of(file: &MappedFile) -> u64 {
 fn wants(processes: &[Process]) -> Vec<Want<'_>> {
     let mut out: Vec<Want<'_>> = Vec::new();
     let mut places: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
-    let mut add = |path, identity, range: Option<(u64, u64)>| {
+    let mut add = |pid, path, identity, range: Option<(u64, u64)>| {
         let same = places.entry(path).or_default();
         let at = same.iter().copied().find(|i| out[*i].identity == identity);
         let at = at.unwrap_or_else(|| {
             same.push(out.len());
             out.push(Want {
+                pid,
                 path,
                 identity,
                 ranges: Vec::new(),
@@ -172,15 +186,20 @@ fn wants(processes: &[Process]) -> Vec<Want<'_>> {
             if let (VmaKind::FilePrivate { offset, .. }, Some((path, identity))) = (&v.kind, mapped(v)) {
                 let end = identity.bytes.next_multiple_of(PAGE);
                 let to = (offset + (v.end - v.start)).min(end);
-                add(path, identity, (*offset < to).then_some((*offset, to)));
+                add(p.pid, path, identity, (*offset < to).then_some((*offset, to)));
             }
         }
         if let Some(identity) = &p.exe_identity {
-            add(&p.exe, identity, None);
+            add(p.pid, &p.exe, identity, None);
         }
     }
     out.iter_mut().for_each(|w| merge(&mut w.ranges));
     out
+}
+
+/// Whether `path` leads to the file that has been seen there.
+fn leads_to(path: &Path, seen: Option<Inode>) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| seen.is_some_and(|seen| seen.is_same_file(&Inode::of(&m))))
 }
 
 /// Sorts ranges and joins those that meet.
@@ -195,16 +214,17 @@ fn merge(ranges: &mut Vec<(u64, u64)>) {
     });
 }
 
-/// Stores a file at `at`, which is `held` open where its path does not lead to it. `None`: it is not one to be stored, or changes.
+/// Stores a file at `at`, which is `held` where no path ever leads to it, or `open`. `None`: it is not one to be stored,
+/// or changes.
 fn put(
     want: &Want<'_>,
-    held: Option<&Nameless>,
+    (held, open): (Option<&Nameless>, Option<&File>),
     at: u64,
     (session, table): (&mut Session, &mut Vec<Extent>),
 ) -> Result<Option<Known>, CaptureError> {
     let opened;
-    let file: &File = match held {
-        Some(held) => &held.file,
+    let file: &File = match held.map(|held| &*held.file).or(open) {
+        Some(file) => file,
         None => match identity::open(want.path.as_path()) {
             Ok(file) => {
                 opened = file;

@@ -101,4 +101,9 @@ impl Inode {
             ctime: (meta.ctime(), meta.ctime_nsec()),
         }
     }
+
+    /// Whether both are the same file, changed or not.
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
+        (self.dev, self.ino) == (other.dev, other.ino)
+    }
 }

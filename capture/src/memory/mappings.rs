@@ -10,29 +10,50 @@ use belay_kernel::proc::Map;
 use belay_plugins::{infiniband, SharedMapping};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+/// Why there is no checkpoint now.
+pub(crate) const LOST: &str = "its file was replaced, removed or closed to readers while the checkpoint was taken";
+/// So many mapped files stay open at most until the checkpoint has been written.
+const KEPT_OPEN: usize = 512;
+
 /// Identities of mapped files, each computed once.
 #[derive(Debug, Default)]
-pub(crate) struct Identities(HashMap<OsString, Option<(FileIdentity, Inode)>>);
+pub(crate) struct Identities {
+    looked: HashMap<OsString, Option<Looked>>,
+    open: usize,
+}
+
+/// A file that has been looked at.
+#[derive(Debug)]
+struct Looked {
+    identity: FileIdentity,
+    inode: Inode,
+    /// The program may remove it while its checkpoint is being written.
+    file: Option<File>,
+}
 
 impl Identities {
     /// Identity of the file at `path`, `None` when it cannot be read.
     pub(crate) fn of(&mut self, path: &OsStr) -> Option<FileIdentity> {
-        if let Some(known) = self.0.get(path) {
-            return known.as_ref().map(|k| k.0.clone());
+        if let Some(known) = self.looked.get(path) {
+            return known.as_ref().map(|k| k.identity.clone());
         }
         let look = || {
             let file = identity::open(Path::new(path))?;
-            let inode = Inode::of(&file.metadata()?);
-            Ok::<_, std::io::Error>((FileIdentity::of_open(&file)?, inode))
+            Ok::<_, std::io::Error>(Looked {
+                inode: Inode::of(&file.metadata()?),
+                identity: FileIdentity::of_open(&file)?,
+                file: (self.open < KEPT_OPEN).then_some(file),
+            })
         };
         let looked = look().ok();
-        let identity = looked.as_ref().map(|k| k.0.clone());
-        self.0.insert(path.to_owned(), looked);
+        let identity = looked.as_ref().map(|k| k.identity.clone());
+        self.open += usize::from(looked.as_ref().is_some_and(|k| k.file.is_some()));
+        self.looked.insert(path.to_owned(), looked);
         identity
     }
 
@@ -48,7 +69,21 @@ impl Identities {
 
     /// Which file it was, where it has been looked at.
     pub(crate) fn inode(&self, path: &OsStr) -> Option<Inode> {
-        Some(self.0.get(path)?.as_ref()?.1)
+        Some(self.looked.get(path)?.as_ref()?.inode)
+    }
+
+    /// The file itself, where it is kept open.
+    pub(crate) fn file(&self, path: &OsStr) -> Option<&File> {
+        self.looked.get(path)?.as_ref()?.file.as_ref()
+    }
+
+    /// Whether a restart could not have what is not stored of `map`, which the image calls `vma`: neither does its path
+    /// lead to its file, nor is that open.
+    pub(crate) fn has_lost(&self, map: &Map, vma: &Vma) -> bool {
+        match &vma.kind {
+            VmaKind::FilePrivate { identity, .. } => identity.is_none() || self.file(&map.name).is_none() && !file_is_there(map),
+            _ => false,
+        }
     }
 }
 
@@ -143,14 +178,6 @@ pub(crate) fn pages_early(map: &Map) -> Pages {
     match pages(map) {
         Pages::Own if is_of_path(map) && !can_be_read(map) => Pages::All,
         pages => pages,
-    }
-}
-
-/// Whether a restart could not have what is not stored of `map`, which the image calls `vma`, from its file.
-pub(crate) fn has_lost_file(map: &Map, vma: &Vma) -> bool {
-    match &vma.kind {
-        VmaKind::FilePrivate { identity, .. } => identity.is_none() || !file_is_there(map),
-        _ => false,
     }
 }
 

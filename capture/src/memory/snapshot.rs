@@ -522,9 +522,8 @@ impl Child {
                 let flags = there.map_or(&none, |f| &f.flags);
                 let refuse = |why: String| CaptureError::refuse(self.pid, mappings::named(m), why);
                 let mut vma = mappings::vma(m, flags, identities).map_err(refuse)?;
-                if mappings::has_lost_file(m, &vma) && !self.whole.contains(&m.start) {
-                    let why = "its file was replaced, removed or closed to readers while the checkpoint was taken";
-                    return Err(CaptureError::refuse_for_now(self.pid, mappings::named(m), why));
+                if identities.has_lost(m, &vma) && !self.whole.contains(&m.start) {
+                    return Err(CaptureError::refuse_for_now(self.pid, mappings::named(m), mappings::LOST));
                 }
                 self.locks.tell(&mut vma);
                 vma.guards = guards::within(&self.guards, (m.start, m.end));
