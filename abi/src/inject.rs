@@ -246,6 +246,8 @@ pub struct ProcessTable {
     pub segment_bytes: i32,
     /// `PR_GET_MDWE`, or an error on kernels that do not have it.
     pub mdwe: i32,
+    /// Memory protection keys that it has allocated, a bit each.
+    pub keys: u32,
     /// That descriptor.
     pub segment: u64,
     /// Number of timers in `timers`.

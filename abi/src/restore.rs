@@ -102,6 +102,8 @@ pub enum Step {
     Lock,
     /// A ring of native asynchronous I/O; index: which.
     Ring,
+    /// A memory protection key; index: which.
+    Key,
     /// The plan is not one of this build.
     Magic,
 }
@@ -109,7 +111,7 @@ pub enum Step {
 impl Step {
     /// The step with number `v`.
     pub fn from_u32(v: u32) -> Self {
-        const ALL: [Step; 23] = [
+        const ALL: [Step; 24] = [
             Step::None,
             Step::Clear,
             Step::Vdso,
@@ -132,6 +134,7 @@ impl Step {
             Step::Close,
             Step::Lock,
             Step::Ring,
+            Step::Key,
             Step::Magic,
         ];
         ALL.get(v as usize).copied().unwrap_or(Step::Magic)

@@ -248,6 +248,9 @@ pub struct Process {
     /// Segment descriptors of its own (`modify_ldt`), as the kernel has them.
     #[serde(default)]
     pub segments: Vec<u64>,
+    /// Memory protection keys that it has allocated (`pkey_alloc`), a bit each; 0 where the processor has none.
+    #[serde(default)]
+    pub keys: u16,
     /// Private memory that has a policy of its own.
     #[serde(default)]
     pub placements: Vec<Placement>,
@@ -452,9 +455,17 @@ pub struct Vma {
     /// `madvise` and `mlock` state worth restoring, as the two-letter codes of `VmFlags` in `/proc/PID/smaps` (for example
     /// `hg`, `nh`, `dc`, `wf`, `dd`, `lo`, `gd`, `nr`, `dp`, `sl`).
     pub flags: Vec<String>,
+    /// Its memory protection key; 0: none of its own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub key: u8,
     /// Guard regions in it (MADV_GUARD_INSTALL), in ascending order: first address and first behind it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<(u64, u64)>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(key: &u8) -> bool {
+    *key == 0
 }
 
 /// What a mapping maps.

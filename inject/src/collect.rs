@@ -25,6 +25,11 @@ const PR_SCHED_CORE: usize = 62;
 const PR_SCHED_CORE_GET: usize = 0;
 const PR_GET_MDWE: usize = 66;
 const PR_GET_MEMORY_MERGE: usize = 68;
+/// Those that x86-64 has, and 0 is not allocated.
+const PROTECTION_KEYS: usize = 16;
+/// The kernel's own.
+const NO_MEMORY: usize = 0xffff_ffff_ffff_0000;
+const ENOMEM: isize = 12;
 /// Of `personality`: changes nothing.
 const ASK_PERSONALITY: usize = 0xffff_ffff;
 const ARCH_GET_CPUID: usize = 0x1011;
@@ -84,6 +89,20 @@ pub(crate) unsafe fn thread(t: *mut ThreadTable) {
     }
 }
 
+/// The memory protection keys that the process has allocated, a bit each. The kernel, asked to give a key to memory
+/// where there can be none, looks first whether there is such a key.
+fn protection_keys() -> u32 {
+    let mut keys = 0;
+    for key in 1..PROTECTION_KEYS {
+        // SAFETY: no process has memory there.
+        let said = unsafe { syscall!(nr::PKEY_MPROTECT, NO_MEMORY, 4096usize, 0usize, key) };
+        if said == -ENOMEM {
+            keys |= 1 << key;
+        }
+    }
+    keys
+}
+
 /// Fills in the process's table.
 ///
 /// # Safety
@@ -123,6 +142,7 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
             0usize
         ) as i32;
         (*p).segment_bytes = syscall!(nr::MODIFY_LDT, 0usize, addr_of_mut!((*p).segment), 8usize) as i32;
+        (*p).keys = protection_keys();
         (*p).future_locks = 0;
         if locks::is_locked((*p).untouched_page, 4096) {
             let mut there = 0u8;

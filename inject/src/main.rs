@@ -120,6 +120,7 @@ mod libc_nr {
     pub(crate) const RT_SIGQUEUEINFO: usize = 129;
     pub(crate) const SIGALTSTACK: usize = 131;
     pub(crate) const MODIFY_LDT: usize = 154;
+    pub(crate) const PKEY_MPROTECT: usize = 329;
     pub(crate) const PRCTL: usize = 157;
     pub(crate) const ARCH_PRCTL: usize = 158;
     pub(crate) const PERSONALITY: usize = 135;

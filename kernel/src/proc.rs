@@ -259,6 +259,8 @@ pub struct Map {
     pub name: OsString,
     /// `VmFlags`, when read from `smaps`.
     pub flags: Vec<String>,
+    /// Its memory protection key (`pkeys(7)`), when read from `smaps`; 0 is that of all memory without one.
+    pub key: u8,
     /// What only a checkpoint knows: its file, to which no path leads, is restored as such.
     pub restored: bool,
 }
@@ -289,7 +291,9 @@ fn parse_maps(raw: &[u8]) -> Option<Vec<Map>> {
     for line in raw.split(|b| *b == b'\n').filter(|l| !l.is_empty()) {
         let first = line.split(|b| *b == b' ').next()?;
         if first.ends_with(b":") {
-            if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+                out.last_mut()?.key = std::str::from_utf8(key).ok()?.trim().parse().ok()?;
+            } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
                 let words = flags.split(|b| *b == b' ').filter(|w| !w.is_empty());
                 out.last_mut()?.flags = words.map(|w| String::from_utf8_lossy(w).into_owned()).collect();
             }
@@ -320,6 +324,7 @@ fn parse_map(line: &[u8]) -> Option<Map> {
         ino,
         name: unescape(rest.trim_ascii_start()),
         flags: Vec::new(),
+        key: 0,
         restored: false,
     })
 }

@@ -44,6 +44,9 @@ pub(crate) mod nr {
     pub(crate) const PROCESS_VM_READV: u32 = 310;
     pub(crate) const MEMBARRIER: u32 = 324;
     pub(crate) const MLOCK2: u32 = 325;
+    pub(crate) const PKEY_MPROTECT: u32 = 329;
+    pub(crate) const PKEY_ALLOC: u32 = 330;
+    pub(crate) const PKEY_FREE: u32 = 331;
     pub(crate) const RSEQ: u32 = 334;
     pub(crate) const CLOSE_RANGE: u32 = 436;
     pub(crate) const MSEAL: u32 = 462;

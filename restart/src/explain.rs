@@ -43,6 +43,7 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         Step::Checksum => return damaged(p, &format!("{}: checksum does not match", extent())),
         Step::Short => return damaged(p, &format!("{}: the file ends before", extent())),
         Step::Advise => ("map", format!("protection, advice or lock of {}: {errno}", vma())),
+        Step::Key => ("map", format!("memory protection key {index}: {errno}")),
         Step::Layout => ("map", format!("set brk, arguments and environment: {errno}")),
         Step::Membarrier => ("map", format!("membarrier registration {index}: {errno}")),
         Step::Sigaction => ("threads", format!("disposition of signal {index}: {errno}")),

@@ -63,6 +63,7 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 scratch: base,
                 specials: Vec::new(),
                 foreign: None,
+                keys: memory::keys::Keys::of(&p.vmas, p.keys),
                 pid: p.pid,
                 lazy,
                 kept: &[],

@@ -195,6 +195,7 @@ mod tests {
             kind: VmaKind::Heap,
             flags: Vec::new(),
             guards: Vec::new(),
+            key: 0,
         };
         p.vmas = vec![vma(PAGE, 3), vma(2 * PAGE, 1)];
         assert!(lies(&p, PAGE, PAGE) && lies(&p, 2 * PAGE - 8, 8));

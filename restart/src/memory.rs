@@ -15,6 +15,7 @@ use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_image::name::Name;
 use belay_kernel::{guards, hugepages};
+use keys::Keys;
 
 const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
@@ -57,6 +58,8 @@ pub(crate) struct Input<'a> {
     pub(crate) specials: Vec<Special>,
     /// Where the process keeps the vDSO of the checkpoint: how to get from that to this kernel's.
     pub(crate) foreign: Option<(&'a Foreign, &'a vdso::Place)>,
+    /// Its memory protection keys.
+    pub(crate) keys: Keys,
     /// PID of the process itself.
     pub(crate) pid: i32,
     pub(crate) lazy: bool,
@@ -95,6 +98,7 @@ pub(crate) enum MemoryError {
 pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, MemoryError> {
     let mut p = MemoryPlan::default();
     check_strays(&input)?;
+    input.keys.allocate(&mut p.before);
     clear(&input, &mut p);
     attach(&input, &mut p)?;
     let mut fills = input.fills.iter().copied().peekable();
@@ -110,6 +114,7 @@ pub(crate) fn plan(input: Input<'_>, arena: &mut Arena) -> Result<MemoryPlan, Me
         None => specials(&input, &mut p)?,
         Some(foreign) => bridge(&input, foreign, arena, &mut p)?,
     }
+    input.keys.give_back(&mut p.after);
     seal(input.vmas, &mut p);
     Ok(p)
 }
@@ -255,7 +260,8 @@ fn written(input: &Input<'_>, i: usize, vma: &Vma, bytes: &[u8], arena: &mut Are
         let put = put(input.pid, vma.start, bytes, arena);
         p.before.push(call(Step::Vdso, i, nr::PROCESS_VM_READV, &put));
     }
-    advise(i, vma, true, arena, p);
+    protect(i, vma, None, p);
+    advise(i, vma, arena, p);
 }
 
 /// The arguments with which process `pid` copies `bytes` to an address of its own (`process_vm_readv`).
@@ -307,7 +313,13 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     // What is inherited can be read and written; the rest becomes one mapping with it.
     let inherited = missing.first() != Some(&(start..vma.end));
     let filled = !fills.is_empty() || inherited;
-    let first_prot = if filled { prot | PROT_READ | PROT_WRITE } else { prot };
+    let key = input.keys.of_mapping(vma);
+    let first_prot = match key {
+        _ if filled => prot | PROT_READ | PROT_WRITE,
+        // It would get the kernel's own key.
+        Some(_) if prot == PROT_EXEC => prot | PROT_READ,
+        _ => prot,
+    };
     let mut flags = MAP_FIXED | if has("nr") { MAP_NORESERVE } else { 0 };
     let fixed = |flags: u64, fd: i32, offset: u64| {
         call(Step::Map, i, nr::MMAP, &[start, bytes, first_prot, flags, signed(fd), offset]).with(CALL_EXPECT_ARG0)
@@ -388,8 +400,11 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     } else {
         p.fills.extend(fills);
     }
-    let protect = first_prot != prot || inherited && prot != PROT_READ | PROT_WRITE;
-    advise(i, vma, protect, arena, p);
+    let needed = first_prot != prot || inherited && prot != PROT_READ | PROT_WRITE;
+    if needed || key.is_some() {
+        protect(i, vma, key, p);
+    }
+    advise(i, vma, arena, p);
     Ok(())
 }
 
@@ -477,13 +492,18 @@ fn split_last_page(f: Fill) -> (Option<Fill>, Fill) {
     ((before > 0).then_some(Fill { bytes: before, ..f }), last)
 }
 
-/// Protection, advice, lock and name, once the pages are there.
-fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryPlan) {
+/// Protection, once the pages are there.
+fn protect(i: usize, vma: &Vma, key: Option<u64>, p: &mut MemoryPlan) {
+    let (start, bytes, prot) = (vma.start, vma.end - vma.start, u64::from(vma.prot));
+    p.after.push(match key {
+        Some(key) => call(Step::Advise, i, nr::PKEY_MPROTECT, &[start, bytes, prot, key]),
+        None => call(Step::Advise, i, nr::MPROTECT, &[start, bytes, prot]),
+    });
+}
+
+/// Guard regions, advice, lock and name, once the pages are there.
+fn advise(i: usize, vma: &Vma, arena: &mut Arena, p: &mut MemoryPlan) {
     let (start, bytes) = (vma.start, vma.end - vma.start);
-    if protect {
-        let args = [start, bytes, u64::from(vma.prot)];
-        p.after.push(call(Step::Advise, i, nr::MPROTECT, &args));
-    }
     for (from, to) in &vma.guards {
         // While nothing is locked yet: what is locked can have none.
         let args = [*from, to - from, MADV_GUARD_INSTALL];
@@ -521,5 +541,6 @@ fn advise(i: usize, vma: &Vma, protect: bool, arena: &mut Arena, p: &mut MemoryP
     }
 }
 
+pub(crate) mod keys;
 #[cfg(test)]
 mod tests;

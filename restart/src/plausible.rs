@@ -4,6 +4,7 @@
 
 use crate::code;
 use crate::layout::TASK_SIZE;
+use crate::memory::keys::KEYS;
 use crate::tree::is_live;
 use belay_abi::aio::{RingPlan, EVENT_BYTES};
 use belay_abi::PAGE;
@@ -162,6 +163,9 @@ fn mapping(v: &Vma, behind: u64) -> Result<(), &'static str> {
     if v.end > TASK_SIZE && v.kind != VmaKind::Vsyscall {
         return Err("lies outside the address space of a process");
     }
+    if v.key >= KEYS {
+        return Err("has a memory protection key that does not exist");
+    }
     let mut free = v.start;
     for (from, to) in &v.guards {
         let aligned = from.is_multiple_of(PAGE) && to.is_multiple_of(PAGE);
@@ -233,6 +237,7 @@ mod tests {
             kind,
             flags: Vec::new(),
             guards: Vec::new(),
+            key: 0,
         }
     }
 

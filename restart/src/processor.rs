@@ -1,5 +1,6 @@
 //! Restart on another processor: what it must have, and its layout of the extended state. Pure.
 
+use crate::memory::keys::Keys;
 use belay_image::model::{Job, Processor, StateComponent};
 
 /// Header of an XSAVE area: which parts are in use.
@@ -23,6 +24,10 @@ pub(crate) fn missing(job: &Job, own: &Processor, any: bool) -> Vec<String> {
         .max()
         .unwrap_or(0);
     let mut out: Vec<String> = then.features.iter().filter(lacks).cloned().collect();
+    let has_keys = own.components.iter().any(|c| c.number == KEYS);
+    if !has_keys && job.processes.iter().any(|p| Keys::of(&p.vmas, p.keys).are_needed()) {
+        out.push(Missing(KEYS).to_string());
+    }
     for t in job.processes.iter().flat_map(|p| &p.threads) {
         if let Err(missing) = convert(&t.xstate, &then.components, &own.components, bytes) {
             out.push(missing.to_string());

@@ -372,6 +372,7 @@ mod tests {
             kind: VmaKind::Heap,
             flags: Vec::new(),
             guards: Vec::new(),
+            key: 0,
         };
         let vmas = [vma(1, 3), vma(3, 4), vma(6, 4000)];
         let e = |page: u64, pages: u64, at: u32| Extent {

@@ -227,6 +227,7 @@ mod tests {
             kind: VmaKind::Anonymous { name: None },
             flags: vec!["hg".into()],
             guards: Vec::new(),
+            key: 0,
         };
         let dead = [(12, 14), (16, 20), (22, 24)].map(|(a, b)| (a * PAGE, b * PAGE));
         let (vmas, rights) = without_rights(vec![vma(0, 10, 1), vma(10, 20, 3), vma(22, 24, 3)], &dead);

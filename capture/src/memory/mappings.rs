@@ -203,7 +203,8 @@ pub(crate) fn zeros_count(map: &Map) -> bool {
 }
 
 /// The mapping for the image, or why it cannot be restored. `flags` are its `VmFlags`.
-pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> Result<Vma, String> {
+pub(crate) fn vma(map: &Map, seen: Option<&Map>, identities: &mut Identities) -> Result<Vma, String> {
+    let (flags, key) = seen.map_or((&[][..], 0), |seen| (seen.flags.as_slice(), seen.key));
     let name = shown(map);
     let kind = match name {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" => VmaKind::Vdso(name.trim_matches(['[', ']']).to_owned()),
@@ -250,6 +251,7 @@ pub(crate) fn vma(map: &Map, flags: &[String], identities: &mut Identities) -> R
         // Only the place of a device's memory is kept.
         prot: if matches!(kind, VmaKind::Device(_)) { 0 } else { map.prot },
         flags: flags::kept(flags, &kind)?,
+        key,
         kind,
         guards: Vec::new(),
     })

@@ -110,6 +110,7 @@ mod tests {
                 kind: belay_image::model::VmaKind::Heap,
                 flags: vec!["rd".into()],
                 guards: Vec::new(),
+                key: 0,
             };
             locks.tell(&mut vma);
             vma.flags

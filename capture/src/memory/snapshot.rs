@@ -507,7 +507,7 @@ impl Child {
         session.set_table(TableId::Process(self.pid), table)?;
         self.locks.look(self.task);
         self.guards.sort_unstable();
-        let (none, none_there) = (Vec::new(), Vec::new());
+        let none_there = Vec::new();
         let vmas = self
             .maps
             .iter()
@@ -519,9 +519,8 @@ impl Child {
                     Err(_) => &self.flags,
                 };
                 let there = mappings::at(in_child, m.start).or_else(|| mappings::at(&self.huge, m.start));
-                let flags = there.map_or(&none, |f| &f.flags);
                 let refuse = |why: String| CaptureError::refuse(self.pid, mappings::named(m), why);
-                let mut vma = mappings::vma(m, flags, identities).map_err(refuse)?;
+                let mut vma = mappings::vma(m, there, identities).map_err(refuse)?;
                 if identities.has_lost(m, &vma) && !self.whole.contains(&m.start) {
                     return Err(CaptureError::refuse_for_now(self.pid, mappings::named(m), mappings::LOST));
                 }

@@ -89,6 +89,7 @@ impl Draft {
             mm: self.mm(process, table),
             // Of the first one is known whether there is any; the others follow.
             segments: (table.segment_bytes > 0).then_some(table.segment).into_iter().collect(),
+            keys: u16::try_from(table.keys).unwrap_or(0),
             left_out: None,
             placements: Vec::new(),
             vmas: Vec::new(),
@@ -305,6 +306,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         vdso_frames: Vec::new(),
         mm: model::Mm::default(),
         segments: Vec::new(),
+        keys: 0,
         left_out: None,
         placements: Vec::new(),
         vmas: Vec::new(),

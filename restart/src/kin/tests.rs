@@ -29,6 +29,7 @@ fn vma(from: u64, to: u64, kind: VmaKind, flags: &[&str]) -> Vma {
         kind,
         flags: flags.iter().map(|f| (*f).to_owned()).collect(),
         guards: Vec::new(),
+        key: 0,
     }
 }
 

@@ -18,6 +18,7 @@ fn vma(start: u64, pages: u64, prot: u32, kind: VmaKind) -> Vma {
         kind,
         flags: Vec::new(),
         guards: Vec::new(),
+        key: 0,
     }
 }
 
@@ -61,6 +62,7 @@ fn make(vmas: &[Vma], fills: Vec<Fill>, lazy: bool) -> Result<MemoryPlan, Memory
             range: 0x7fff_1000_0000..0x7fff_1000_2000,
         }],
         foreign: None,
+        keys: Keys::of(vmas, 0),
         pid: 1,
         lazy,
         kept: &[],

@@ -6,6 +6,7 @@ use crate::attributes;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{find_gap, pages_up, Range, TASK_SIZE};
+use crate::memory::keys::Keys;
 use crate::memory::{self, MemoryPlan};
 use crate::state;
 use crate::tree;
@@ -229,6 +230,7 @@ fn own_memory(
         scratch: area.scratch,
         specials: cx.specials.to_vec(),
         foreign: cx.foreign.zip(cx.places.get(&p.pid)),
+        keys: Keys::of(&p.vmas, p.keys),
         pid: p.pid,
         lazy: cx.lazy,
         kept: share.map_or(&[], |s| s.kept.as_slice()),

@@ -194,6 +194,7 @@ fn process(pid: i32, t: &Task) -> Process {
         vdso_frames: Vec::new(),
         mm: Default::default(),
         segments: Vec::new(),
+        keys: 0,
         left_out: None,
         placements: Vec::new(),
         vmas: Vec::new(),

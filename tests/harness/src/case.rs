@@ -37,6 +37,8 @@ pub struct Case {
     pub huge_pages: bool,
     /// The kernel that first has what it is about (major, minor); on older ones there is no such check.
     pub since: (u32, u32),
+    /// Needs memory protection keys; on processors without there is no such check.
+    pub keys: bool,
     /// At most so many milliseconds pass before a checkpoint, at random.
     pub spread_ms: u64,
     /// More environment.
@@ -61,6 +63,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         outside: false,
         huge_pages: false,
         since: (0, 0),
+        keys: false,
         spread_ms: 120,
         env: Vec::new(),
     }
@@ -173,6 +176,11 @@ impl Case {
     /// Is about what this kernel and later ones have.
     pub fn since(mut self, major: u32, minor: u32) -> Self {
         self.since = (major, minor);
+        self
+    }
+    /// Needs a processor with memory protection keys.
+    pub fn keys(mut self) -> Self {
+        self.keys = true;
         self
     }
     /// Longest time without a heartbeat.
