@@ -4,7 +4,7 @@ use crate::check;
 use std::ffi::{CString, OsStr};
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -39,6 +39,42 @@ pub fn read_link_at(dir: &impl AsRawFd, name: &Path) -> io::Result<PathBuf> {
         Some(path) if path.len() < target.len() => Ok(OsStr::from_bytes(path).into()),
         _ => Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG)),
     }
+}
+
+/// Opens by O_PATH what a file handle of this kind (`fdinfo` of inotify instances tells them) leads to in the file system
+/// that `mount` is open in.
+pub fn open_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        data: [u8; 128],
+    }
+    let mut h = Handle {
+        bytes: u32::try_from(handle.len()).map_err(io::Error::other)?,
+        kind,
+        data: [0; 128],
+    };
+    let data = h.data.get_mut(..handle.len()).ok_or(io::ErrorKind::InvalidInput)?;
+    data.copy_from_slice(handle);
+    let (mount, flags) = (mount.as_fd().as_raw_fd(), libc::O_PATH | libc::O_CLOEXEC);
+    // SAFETY: `h` is a file handle with its stated length.
+    let fd = check(unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount, &raw const h, flags) })?;
+    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Makes an empty directory, for nobody else, whose name begins with `start`.
+pub fn make_new(start: &Path) -> io::Result<PathBuf> {
+    let mut template = start.as_os_str().as_bytes().to_vec();
+    template.extend_from_slice(b"XXXXXX");
+    let mut template = CString::new(template)?.into_bytes_with_nul();
+    // SAFETY: a live string with a zero at its end, which is changed in its place.
+    if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    template.pop();
+    Ok(OsStr::from_bytes(&template).into())
 }
 
 /// Makes the name `path` durable, as far as this process may: a directory that it may enter but not read cannot be synced

@@ -9,6 +9,7 @@ use belay_abi::PAGE;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 
@@ -57,6 +58,14 @@ impl SharedPage {
     pub fn shared(&self) -> NonNull<u8> {
         // SAFETY: the mapping has two pages.
         unsafe { self.base.add(PAGE as usize) }
+    }
+
+    /// The word of 4 bytes at this offset, which must be a multiple of 4 and inside.
+    pub fn half(&self, at: usize) -> &AtomicU32 {
+        assert!(at + size_of::<AtomicU32>() <= PAGE as usize && at.is_multiple_of(align_of::<AtomicU32>()));
+        // SAFETY: within the shared page, as has just been checked, and aligned. It lives as long as `self`; any value is
+        // valid, and others write to it by atomic operations or harm only themselves.
+        unsafe { self.shared().add(at).cast::<AtomicU32>().as_ref() }
     }
 
     /// Where the link of the word `at` this place in the shared page is: at the same one in the private page.

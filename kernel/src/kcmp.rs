@@ -39,3 +39,14 @@ pub fn compare(pid1: i32, pid2: i32, object: Object) -> io::Result<Ordering> {
 pub fn compare_files(pid1: i32, fd1: i32, pid2: i32, fd2: i32) -> io::Result<Ordering> {
     raw(pid1, pid2, 0, u64::from(fd1.unsigned_abs()), u64::from(fd2.unsigned_abs()))
 }
+
+/// Whether the description that number `candidate.1` of process `candidate.0` has is the one behind an entry of the epoll
+/// instance that number `epoll.1` of process `epoll.0` has: the `offset`th of those that were added under `number`.
+pub fn is_target(epoll: (i32, i32), number: i32, offset: u32, candidate: (i32, i32)) -> io::Result<bool> {
+    const EPOLL_TFD: i32 = 7;
+    let slot = [epoll.1.cast_unsigned(), number.cast_unsigned(), offset];
+    let (pid, fd) = candidate;
+    // SAFETY: `slot` is a `struct kcmp_epoll_slot`, valid for reading; the other arguments are numbers.
+    let r = unsafe { libc::syscall(libc::SYS_kcmp, pid, epoll.0, EPOLL_TFD, fd, slot.as_ptr()) };
+    crate::check(r).map(|r| r == 0)
+}

@@ -2,25 +2,31 @@
 //!
 //! Each module wraps one interface and nothing more; decisions are made by the callers.
 
+pub mod apart;
 pub mod blob;
 pub mod cpu;
 pub mod cut;
 pub mod dir;
 pub mod direct;
 pub mod domain;
+pub mod fcntl;
 pub mod futex;
 pub mod guards;
 pub mod held;
 pub mod hugepages;
 pub mod identity;
+pub mod ioctl;
 pub mod kcmp;
 pub mod limits;
 pub mod masks;
 pub mod mounts;
+pub mod mq;
 pub mod net;
+pub mod numbers;
 pub mod pagemap;
 pub mod patience;
 pub mod pidfd;
+pub mod plain;
 pub mod proc;
 pub mod prompt;
 pub mod ptrace;
@@ -28,7 +34,9 @@ pub mod room;
 pub mod sched;
 pub mod seccomp;
 pub mod shared;
+pub mod sockets;
 pub mod softdirty;
+pub mod sysv;
 pub mod trust;
 pub mod uffd;
 pub mod vdso;
@@ -44,4 +52,9 @@ pub fn check(ret: libc::c_long) -> io::Result<libc::c_long> {
     } else {
         Ok(ret)
     }
+}
+
+/// Turns the result of a libc call that returns `ssize_t` into a length.
+pub(crate) fn length(ret: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(ret).map_err(|_| io::Error::last_os_error())
 }

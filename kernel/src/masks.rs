@@ -107,6 +107,15 @@ fn means_nothing(tid: i32, signal: i32) -> bool {
     has("SigIgn") || by_default && !has("SigCgt")
 }
 
+/// A signalfd of the signals of `mask`. (The kernel's set is 8 bytes, the C library's is larger: the call is made directly.)
+pub fn signalfd(mask: u64, flags: i32) -> std::io::Result<std::os::fd::OwnedFd> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the mask is valid for reading 8 bytes.
+    let fd = crate::check(unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const mask, size_of_val(&mask), flags) })?;
+    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd as std::os::fd::RawFd) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,6 +37,15 @@ pub fn interfaces() -> Vec<(String, IpAddr)> {
     found
 }
 
+/// The number of the interface with this name.
+pub fn index_of(name: &CStr) -> std::io::Result<u32> {
+    // SAFETY: `name` is a valid C string.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(std::io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
 /// # Safety
 /// `raw` points to a socket address of the length that its family implies.
 unsafe fn address(raw: *const libc::sockaddr) -> Option<IpAddr> {

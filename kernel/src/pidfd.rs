@@ -1,7 +1,8 @@
 //! Process descriptors: a stable name for a process, and the way to its descriptors.
 
+use crate::ioctl;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 fn owned(ret: libc::c_long) -> io::Result<OwnedFd> {
@@ -22,6 +23,22 @@ pub fn open_thread(tid: i32) -> io::Result<OwnedFd> {
     const PIDFD_THREAD: i32 = libc::O_EXCL;
     // SAFETY: pidfd_open takes numbers only.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) })
+}
+
+/// Opens a descriptor for process or thread `pid` with the flags of `pidfd_open` as they are.
+pub fn open_with(pid: i32, flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes numbers only.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) })
+}
+
+/// How the process behind `pidfd` has ended, where it has and the kernel tells (Linux 6.15).
+pub fn exit_status(pidfd: impl AsFd) -> Option<i32> {
+    const INFO_EXIT: u64 = 1 << 3;
+    let told = ioctl::exchange(pidfd, ioctl::PIDFD_INFO, [INFO_EXIT, 0, 0, 0, 0, 0, 0, 0]).ok()?;
+    let [.., last] = told;
+    // The last number of the last word.
+    let status = (last.to_ne_bytes()[4..]).try_into().map_or(0, i32::from_ne_bytes);
+    (told[0] & INFO_EXIT != 0).then_some(status)
 }
 
 /// Waits until the process or thread behind `pidfd` is gone.

@@ -1,38 +1,121 @@
 //! Memory shared with another process, which may write to it at any time.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The first bytes of a file, mapped shared.
+/// Memory of this process that others may have too. What is read of it is what was there at some moment.
 #[derive(Debug)]
-pub struct Shared {
+pub struct Memory {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the value alone, and what is in it is read and written by atomic operations.
-unsafe impl Send for Shared {}
+// SAFETY: what is in it is copied, or read and written by atomic operations.
+unsafe impl Send for Memory {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// The `bytes` bytes at `base`, in which no reference leads.
+    ///
+    /// # Safety
+    /// They stay there as long as the value lives.
+    pub(crate) unsafe fn at_base(base: NonNull<u8>, bytes: usize) -> Self {
+        Self { base, bytes }
+    }
+
+    fn part(&self, at: usize, bytes: usize) -> *mut u8 {
+        assert!(at.checked_add(bytes).is_some_and(|end| end <= self.bytes));
+        // SAFETY: it lies inside.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+
+    /// The address and the length of all of it.
+    pub fn range(&self) -> (*mut u8, usize) {
+        (self.base.as_ptr(), self.bytes)
+    }
+
+    /// Copies what is from `at` on to `to`.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        let from = self.part(at, to.len());
+        // SAFETY: it lies inside, and `to` elsewhere. Others may write to it meanwhile: whatever is copied is what was read.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies `data` to what is from `at` on, which must be writable.
+    pub fn write(&self, at: usize, data: &[u8]) {
+        let to = self.part(at, data.len());
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+    }
+
+    /// Which pages of the `bytes` bytes from page boundary `at` on are resident, in bit 0 of a byte of `out` for each (`mincore`).
+    pub fn resident(&self, at: usize, bytes: usize, out: &mut [u8]) -> io::Result<()> {
+        assert!(out.len() >= bytes.div_ceil(4096));
+        let from = self.part(at, bytes);
+        // SAFETY: `out` has one byte for each page.
+        crate::check(unsafe { libc::mincore(from.cast(), bytes, out.as_mut_ptr()) }.into()).map(drop)
+    }
+}
+
+/// Memory that is mapped shared: the first bytes of a file, or what children have too.
+#[derive(Debug)]
+pub struct Shared(Memory);
+
+impl Deref for Shared {
+    type Target = Memory;
+
+    fn deref(&self) -> &Memory {
+        &self.0
+    }
+}
 
 impl Shared {
     /// Maps the first `bytes` of `file`, which must have them for as long as the value lives.
     pub fn map(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::mapped(bytes, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    /// Zeros, which children of this process share.
+    pub fn with_children(bytes: usize) -> io::Result<Self> {
+        Self::mapped(bytes, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
+    }
+
+    /// The same without memory set aside for it: what is not used takes none.
+    pub fn unreserved_with_children(bytes: usize) -> io::Result<Self> {
+        Self::mapped(bytes, libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+    }
+
+    fn mapped(bytes: usize, flags: i32, file: RawFd) -> io::Result<Self> {
         let read_write = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, read_write, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, read_write, flags, file, 0) };
         match NonNull::new(base.cast::<u8>()) {
-            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { base, bytes }),
+            // SAFETY: the mapping belongs to the value.
+            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Self(unsafe { Memory::at_base(base, bytes) })),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
+    /// Ends the mapping; says why where that fails.
+    pub fn unmap(self) -> io::Result<()> {
+        let this = std::mem::ManuallyDrop::new(self);
+        this.end()
+    }
+
+    fn end(&self) -> io::Result<()> {
+        let (base, bytes) = self.0.range();
+        // SAFETY: the mapping made in `mapped`, to which nothing refers any more: both callers are the last.
+        crate::check(unsafe { libc::munmap(base.cast(), bytes) }.into()).map(drop)
+    }
+
     fn at<T>(&self, at: usize) -> NonNull<T> {
-        assert!(at.is_multiple_of(align_of::<T>()) && at + size_of::<T>() <= self.bytes);
-        // SAFETY: it lies in the mapping.
-        unsafe { self.base.add(at) }.cast()
+        assert!(at.is_multiple_of(align_of::<T>()));
+        // SAFETY: it lies in the mapping, so not at 0.
+        unsafe { NonNull::new_unchecked(self.part(at, size_of::<T>()).cast()) }
     }
 
     /// The word of 4 bytes at this offset, which must be a multiple of 4 and inside.
@@ -55,7 +138,29 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`, to which nothing refers any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+        let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_share_what_is_written() {
+        let shared = Shared::with_children(3 * 4096).unwrap();
+        let wrote = crate::apart::child(|| {
+            shared.write(4090, b"across pages");
+            shared.word(0).store(9, Ordering::Relaxed);
+            0
+        });
+        assert_eq!(wrote.unwrap().wait(0).unwrap(), 0);
+        let mut back = [0; 12];
+        shared.read(4090, &mut back);
+        assert_eq!((&back, shared.word(0).load(Ordering::Relaxed)), (b"across pages", 9));
+        let mut there = [0; 3];
+        shared.resident(0, 3 * 4096, &mut there).unwrap();
+        assert_eq!(there.map(|b| b & 1), [1, 1, 0]);
+        shared.unmap().unwrap();
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
 /// Pieces of memory that one call takes (`UIO_MAXIOV`).
@@ -28,6 +29,27 @@ pub fn read_some(pid: i32, addr: u64, buf: &mut [u8]) -> io::Result<usize> {
     };
     // SAFETY: `local` describes `buf`, which is valid for writes; the kernel checks the remote side.
     let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// As [`read_some`], in pieces of `element` bytes, of which at most 1024 and only whole ones are read.
+pub fn read_elements(pid: i32, addr: u64, element: usize, buf: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    let mut remote = Vec::with_capacity(buf.len() / element + 1);
+    let mut done = 0;
+    while done < buf.len() && remote.len() < MOST_AT_ONCE {
+        let len = element.min(buf.len() - done);
+        remote.push(libc::iovec {
+            iov_base: (addr + done as u64) as *mut libc::c_void,
+            iov_len: len,
+        });
+        done += len;
+    }
+    // SAFETY: `local` describes `buf`, which is valid for writes; the kernel checks the remote side.
+    let n = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
@@ -118,6 +140,39 @@ pub fn read_words(pid: i32, addrs: &[u64]) -> Vec<Option<u64>> {
         out.extend((read < some.len()).then_some(None));
     }
     out
+}
+
+/// A file mapped for reading, of which only the addresses are used, by calls to which a page that is not there is an error:
+/// the file may be shorter by now.
+#[derive(Debug)]
+pub struct FileAt {
+    base: *mut libc::c_void,
+    bytes: usize,
+}
+
+impl FileAt {
+    /// Maps the first `bytes` bytes of `file`, which is open for reading.
+    pub fn map(file: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let how = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, how, file.as_fd().as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base, bytes })
+    }
+
+    /// Where the first byte is, in this process.
+    pub fn address(&self) -> u64 {
+        self.base.addr() as u64
+    }
+}
+
+impl Drop for FileAt {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own; it is only read by system calls.
+        unsafe { libc::munmap(self.base, self.bytes) };
+    }
 }
 
 /// Access to the memory of a traced process through `/proc/PID/mem`.

@@ -1,0 +1,181 @@
+//! Processes of this process's own, for what must not be left half done or needs a process to itself: they go on when
+//! this one is killed.
+//!
+//! [`run`]: the process shares the caller's memory, and the calling thread stands still meanwhile; so nothing is copied,
+//! however large the caller is. [`fork`] and [`child`]: it has a copy, and may allocate.
+
+use crate::check;
+use rustix::fs::MemfdFlags;
+use rustix::process::{waitpid, Pid, Signal, WaitOptions};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// Room for the stack of such a process.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Runs `work` there. It must neither allocate nor take a lock: another thread of a killed caller may have held it for ever.
+pub fn run<W: FnMut()>(work: &mut W) -> io::Result<()> {
+    extern "C" fn begin<W: FnMut()>(work: *mut libc::c_void) -> i32 {
+        // SAFETY: `run` passes its own exclusive reference and waits.
+        let work = unsafe { &mut *work.cast::<W>() };
+        work();
+        0
+    }
+    let mut stack = vec![0u128; STACK_BYTES / size_of::<u128>()];
+    let top = stack.as_mut_ptr_range().end.cast();
+    let blocked = Blocked::all()?;
+    let arg = std::ptr::from_mut(work).cast();
+    // SAFETY: the child runs on a stack of its own that lives until it has ended: with CLONE_VFORK the caller waits for
+    // it. It raises no signal when it ends.
+    let pid = check(unsafe { libc::clone(begin::<W>, top, libc::CLONE_VM | libc::CLONE_VFORK, arg) }.into());
+    drop(blocked);
+    let child = Child(pid? as i32);
+    // It has ended; that somebody else has waited for it does no harm.
+    while child
+        .wait(libc::__WALL)
+        .is_err_and(|e| e.kind() == io::ErrorKind::Interrupted)
+    {}
+    Ok(())
+}
+
+/// Runs `work` in a copy of this process, and returns what it has to say.
+pub fn fork(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
+    let said = File::from(rustix::fs::memfd_create(c"belay-apart", MemfdFlags::CLOEXEC)?);
+    let blocked = Blocked::all()?;
+    let child = child(|| {
+        let done = catch_unwind(AssertUnwindSafe(|| said.write_all_at(&work(), 0).is_ok()));
+        i32::from(!done.unwrap_or(false))
+    })?;
+    let status = loop {
+        match child.wait(0) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            waited => break waited?,
+        }
+    };
+    drop(blocked);
+    if status != 0 {
+        return Err(io::Error::other(format!(
+            "the process that did it has ended with status {status:#x}"
+        )));
+    }
+    let bytes = usize::try_from(rustix::fs::fstat(&said)?.st_size).map_err(io::Error::other)?;
+    let mut all = vec![0; bytes];
+    said.read_exact_at(&mut all, 0)?;
+    Ok(all)
+}
+
+/// A process that [`child`] has made. Whoever has it waits for it.
+#[derive(Debug)]
+pub struct Child(i32);
+
+/// A copy of this process that does `work` and ends with what that returns, without what the original still has to do.
+/// Where this process has other threads, `work` is system calls, or at most what the C library makes usable in a copy.
+pub fn child(work: impl FnOnce() -> i32) -> io::Result<Child> {
+    // SAFETY: the child does `work` and ends without returning; the C library makes its allocator usable there.
+    match check(unsafe { libc::fork() }.into())? {
+        0 => end(work()),
+        pid => Ok(Child(pid as i32)),
+    }
+}
+
+impl Child {
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.0
+    }
+
+    /// Its status when it has ended, or done what `options` of `waitpid` say.
+    pub fn wait(&self, options: i32) -> io::Result<i32> {
+        wait(self.0, options)
+    }
+}
+
+/// The status of child `pid`, when it has ended or done what `options` of `waitpid` say.
+pub fn wait(pid: i32, options: i32) -> io::Result<i32> {
+    let waited = waitpid(Pid::from_raw(pid), WaitOptions::from_bits_retain(options.cast_unsigned()))?;
+    Ok(waited.map_or(0, |(_, status)| status.as_raw()))
+}
+
+/// Ends this process at once, without what it still has to do.
+pub fn end(code: i32) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(code) }
+}
+
+/// Ends this process by `signal`, by SIGKILL where that one does not end it.
+pub fn end_by(signal: i32) -> ! {
+    // SAFETY: these calls take numbers and a set of this function's, which all-zero bytes are a valid value of.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        libc::kill(libc::getpid(), signal);
+    }
+    let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::KILL);
+    end(1)
+}
+
+/// A child that has ended, and has not been waited for; it raised no signal, so only __WALL finds it.
+pub fn ended() -> io::Result<i32> {
+    extern "C" fn nothing(_: *mut libc::c_void) -> i32 {
+        0
+    }
+    let mut stack = vec![0u128; 1024];
+    let top = stack.as_mut_ptr_range().end.cast();
+    // SAFETY: the child only returns, on a stack of its own that lives until then: with CLONE_VFORK the caller waits for
+    // it. It raises no signal when it ends.
+    let pid = check(unsafe { libc::clone(nothing, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) }.into())?;
+    Ok(pid as i32)
+}
+
+/// All signals of this thread, and of what it makes, are blocked while this lives.
+struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    fn all() -> io::Result<Self> {
+        // SAFETY: all-zero bytes are a valid value of this plain C type.
+        let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+        let mut all = before;
+        // SAFETY: `all` is valid for writing.
+        unsafe { libc::sigfillset(&raw mut all) };
+        // SAFETY: both sets are valid.
+        match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) } {
+            0 => Ok(Self(before)),
+            e => Err(io::Error::from_raw_os_error(e)),
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one of before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_apart_is_seen_here() {
+        let (mut a, me) = (0, std::process::id());
+        let mut other = me;
+        run(&mut || (a, other) = (7, rustix::process::getpid().as_raw_pid().cast_unsigned())).unwrap();
+        assert!(a == 7 && other != me);
+        assert_eq!(fork(|| b"said".to_vec()).unwrap(), b"said");
+    }
+
+    #[test]
+    fn a_child_ends_as_it_says() {
+        assert_eq!(child(|| 5).unwrap().wait(0).unwrap(), 5 << 8);
+        let killed = child(|| end_by(libc::SIGTERM)).unwrap();
+        assert_eq!(killed.wait(libc::__WALL).unwrap() & 0x7f, libc::SIGTERM);
+        let pid = ended().unwrap();
+        assert_eq!(wait(pid, libc::__WALL).unwrap(), 0);
+        assert!(wait(pid, libc::__WALL).is_err());
+    }
+}

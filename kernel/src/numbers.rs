@@ -1,0 +1,84 @@
+//! Descriptors by their numbers: what programs have, images name and `/proc` lists.
+
+use crate::check;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+
+/// The descriptor with this number, to be handed to a system call. Nobody vouches for the number: one that is not open is
+/// an error of that call.
+pub fn lend<'a>(number: RawFd) -> io::Result<BorrowedFd<'a>> {
+    if number == -1 {
+        // The type has no room for it.
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: it is no -1. Nothing but system calls is done with it, which answer EBADF for a number that is not open; it
+    // is never closed by who has borrowed it.
+    Ok(unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+/// Duplicates `from` to exactly the number `to`, whatever has it: where a table is laid out, and nobody else owns `to`.
+pub fn duplicate_to(from: impl AsFd, to: RawFd, cloexec: bool) -> io::Result<()> {
+    let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: takes numbers only; that the old descriptor is closed is what callers want.
+    check(unsafe { libc::dup3(from.as_fd().as_raw_fd(), to, flags) }.into()).map(drop)
+}
+
+/// Closes all numbers from `first` to `last`, both included: where a table is laid out, and no owner outlives that.
+pub fn close(first: RawFd, last: RawFd) -> io::Result<()> {
+    // SAFETY: takes numbers only; that the descriptors are closed is what callers want.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).map(drop)
+}
+
+/// Runs `f` in a thread whose descriptor table is a copy: numbers can be given other meanings there.
+pub fn in_own_table<T: Send>(f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let run = || {
+        // SAFETY: takes a number; only this thread is affected, and it ends with the closure.
+        check(unsafe { libc::unshare(libc::CLONE_FILES) }.into())?;
+        f()
+    };
+    std::thread::scope(|s| match s.spawn(run).join() {
+        Ok(done) => done,
+        Err(_) => Err(io::Error::other("a thread ended early")),
+    })
+}
+
+/// Waits at most `ms` milliseconds (-1: for ever) for one of `events` of `poll` on descriptor `number`; those that came.
+pub fn poll(number: RawFd, events: i16, ms: i32) -> io::Result<i16> {
+    let mut p = libc::pollfd {
+        fd: number,
+        events,
+        revents: 0,
+    };
+    // SAFETY: `p` is one live entry.
+    check(unsafe { libc::poll(&raw mut p, 1, ms) }.into())?;
+    Ok(p.revents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{pipe, Write};
+
+    #[test]
+    fn numbers_have_another_meaning_in_a_table_of_its_own() {
+        let (reader, mut writer) = pipe().unwrap();
+        let number = reader.as_raw_fd();
+        let seen = in_own_table(|| {
+            duplicate_to(std::fs::File::open("/dev/null")?, number, true)?;
+            let there = std::fs::read_link(format!("/proc/thread-self/fd/{number}"));
+            close(number, number)?;
+            Ok((there?, poll(number, libc::POLLIN, 0)?))
+        });
+        assert_eq!(seen.unwrap(), ("/dev/null".into(), libc::POLLNVAL));
+        assert_eq!(poll(number, libc::POLLIN, 0).unwrap(), 0);
+        writer.write_all(b"x").unwrap();
+        assert_eq!(poll(number, libc::POLLIN, -1).unwrap(), libc::POLLIN);
+    }
+
+    #[test]
+    fn what_is_not_open_is_an_error() {
+        assert_eq!(lend(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let none = duplicate_to(lend(1 << 29).unwrap(), 1 << 28, true);
+        assert_eq!(none.unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+}
