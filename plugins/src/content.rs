@@ -8,6 +8,9 @@ use crate::sys::view::Source;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::ImageError;
 use belay_kernel::direct::Buffer;
+use belay_kernel::numbers::lend;
+use belay_kernel::shared::{Memory, Shared};
+use belay_kernel::vm;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::Range;
@@ -180,8 +183,9 @@ impl Content {
         Ok(())
     }
 
-    /// Reads `bytes` bytes of the caller's own mapping at `base`, without touching pages that were never written.
-    pub(crate) fn of_mapping(base: *const u8, bytes: usize, all: &mut Contents<'_>) -> Result<Self, Fault> {
+    /// Reads `bytes` bytes of the caller's own mapping `memory`, without touching pages that were never written. A program
+    /// outside the job may write them meanwhile: whatever is copied is what is stored.
+    pub(crate) fn of_mapping(memory: &Memory, bytes: usize, all: &mut Contents<'_>) -> Result<Self, Fault> {
         let out = all.place(bytes as u64)?;
         let mapped = bytes.next_multiple_of(UNIT);
         let mut resident = vec![0u8; PIECE / UNIT];
@@ -190,20 +194,16 @@ impl Content {
         let mut at = 0;
         while at < mapped {
             let len = (mapped - at).min(PIECE);
-            // SAFETY: `at` is within the mapping that the caller owns.
-            let piece = unsafe { base.add(at) };
-            // SAFETY: `resident` has one byte for each page of the piece.
-            let known = unsafe { libc::mincore(piece.cast_mut().cast(), len, resident.as_mut_ptr()) };
-            crate::sys::check(known).at("ask for resident pages (mincore)")?;
+            memory
+                .resident(at, len, &mut resident)
+                .at("ask for resident pages (mincore)")?;
             if swap {
                 resident.fill(1);
             }
             for (from, to) in runs(&resident[..len / UNIT]) {
                 let (from, to) = (from as usize, to as usize);
                 let run = &mut buf[..to - from];
-                // SAFETY: the pages lie within the mapping, which has whole pages, and `run` is as long. A program
-                // outside the job may write them meanwhile: whatever is copied is what is stored.
-                unsafe { std::ptr::copy_nonoverlapping(piece.add(from), run.as_mut_ptr(), run.len()) };
+                memory.read(at + from, run);
                 out.add((at + from) as u64, run, all)?;
             }
             at += len;
@@ -261,31 +261,22 @@ impl Content {
         if self.stored(from)?.is_empty() {
             return Ok(());
         }
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let map = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, file, 0) };
-        if map == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error()).at("map it (are there enough free huge pages?)");
-        }
-        // SAFETY: the mapping has `bytes` bytes, and nobody else uses it.
-        let filled = unsafe { self.fill_memory(map.cast(), from) };
-        // SAFETY: the mapping made above, to which nothing refers any more.
-        crate::sys::check(unsafe { libc::munmap(map, bytes) }).at("unmap it")?;
+        let map = lend(file).and_then(|file| Shared::map(file, bytes));
+        let map = map.at("map it (are there enough free huge pages?)")?;
+        let filled = self.fill_memory(&map, from);
+        map.unmap().at("unmap it")?;
         filled
     }
 
-    /// Copies what is stored to memory at `base`, which has room for `self.bytes` bytes and is zero.
-    ///
-    /// # Safety
-    /// `base` must be valid for writing that many bytes.
-    pub(crate) unsafe fn fill_memory(&self, base: *mut u8, from: &dyn PageSource) -> Result<(), Fault> {
+    /// Copies what is stored to `memory`, which is zero and can be written.
+    pub(crate) fn fill_memory(&self, memory: &Memory, from: &dyn PageSource) -> Result<(), Fault> {
+        let room = (memory.range().1 as u64).min(self.bytes);
         self.pieces(from, |offset, data| {
-            let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.bytes);
+            let end = offset.checked_add(data.len() as u64).filter(|end| *end <= room);
             let (Some(_), Ok(at)) = (end, usize::try_from(offset)) else {
                 return refuse("the image places contents behind the end of the object");
             };
-            // SAFETY: `at` plus the length of `data` is at most `self.bytes`, which the caller vouches for.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), base.add(at), data.len()) };
+            memory.write(at, data);
             Ok(())
         })
     }
@@ -322,43 +313,21 @@ pub(crate) fn may_be_swapped_out() -> bool {
 
 /// Whether `data` holds only zero bytes.
 pub(crate) fn is_zero(data: &[u8]) -> bool {
-    // SAFETY: any bytes are valid `u128` values.
-    let (head, words, tail) = unsafe { data.align_to::<u128>() };
-    head.iter().all(|b| *b == 0) && words.iter().all(|w| *w == 0) && tail.iter().all(|b| *b == 0)
+    let (words, rest) = data.as_chunks::<16>();
+    words.iter().all(|w| u128::from_ne_bytes(*w) == 0) && rest.iter().all(|b| *b == 0)
 }
 
 /// Reads memory of process `pid`. A short count means that what follows lies behind the end of the mapped object.
 fn read_memory(pid: i32, buf: &mut [u8], address: u64) -> io::Result<usize> {
     // The kernel transfers whole remote elements only: all at once, or else as far as the pages go.
-    match read_elements(pid, buf, address, buf.len()) {
+    match vm::read_elements(pid, address, buf.len(), buf) {
         Ok(n) if n == buf.len() => return Ok(n),
         _ => {}
     }
-    match read_elements(pid, buf, address, UNIT) {
+    match vm::read_elements(pid, address, UNIT, buf) {
         Err(e) if e.raw_os_error() == Some(libc::EFAULT) => read_protected(pid, buf, address),
         done => done,
     }
-}
-
-/// `process_vm_readv` of elements of this length.
-fn read_elements(pid: i32, buf: &mut [u8], address: u64, element: usize) -> io::Result<usize> {
-    let local = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: buf.len(),
-    };
-    let mut remote = Vec::with_capacity(buf.len() / element + 1);
-    let mut done = 0;
-    while done < buf.len() && remote.len() < 1024 {
-        let len = element.min(buf.len() - done);
-        remote.push(libc::iovec {
-            iov_base: (address + done as u64) as *mut libc::c_void,
-            iov_len: len,
-        });
-        done += len;
-    }
-    // SAFETY: `local` describes `buf`; the remote addresses are checked by the kernel.
-    let n = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
-    crate::sys::check_len(n)
 }
 
 /// As [`read_memory`], for a page that the process itself may not read now (PROT_NONE).
@@ -416,9 +385,10 @@ mod tests {
         fd::read_at(copy.as_raw_fd(), &mut tail, bytes - 3).unwrap();
         assert_eq!(tail, [9; 3]);
         assert_eq!(fd::fstat(copy.as_raw_fd()).unwrap().st_size, i64::try_from(bytes).unwrap());
-        let mut memory = vec![0u8; 100];
-        // SAFETY: it has the length of the contents.
-        unsafe { one.fill_memory(memory.as_mut_ptr(), &kept).unwrap() };
+        let shared = Shared::with_children(100).unwrap();
+        one.fill_memory(&shared, &kept).unwrap();
+        let mut memory = [0u8; 100];
+        shared.read(0, &mut memory);
         assert_eq!(&memory[..22], b"one of a hundred bytes");
     }
 

@@ -10,7 +10,8 @@ use crate::launcher::Numbers;
 use crate::locks;
 use crate::model::{Description, Descriptors, Slot, Table, IN_FLIGHT};
 use crate::sys::fd;
-use belay_kernel::kcmp;
+use belay_kernel::numbers::{self, lend};
+use belay_kernel::{fcntl, kcmp};
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -105,15 +106,14 @@ fn late(at: &Place<'_>, slot: &Slot, pid: i32) -> Result<bool, Fault> {
 fn signals(raw: RawFd, desc: &Description) -> Result<(), Fault> {
     if let Some(owner) = desc.owner {
         if owner.signal != 0 {
-            fd::fcntl(raw, fd::F_SETSIG, owner.signal).at("set its signal")?;
+            lend(raw)
+                .and_then(|fd| fcntl::set_signal(fd, owner.signal))
+                .at("set its signal")?;
         }
-        let ex = [owner.kind, owner.id];
-        // SAFETY: F_SETOWN_EX reads two integers.
-        let set = unsafe { libc::fcntl(raw, fd::F_SETOWN_EX, ex.as_ptr()) };
-        match crate::sys::check(set) {
+        match lend(raw).and_then(|fd| fcntl::set_owner(fd, [owner.kind, owner.id])) {
             // The owner had ended before the checkpoint.
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
-            set => drop(set.at("set its owner")?),
+            set => set.at("set its owner")?,
         }
     }
     // What the launcher's standard streams are now is not the job's to change.
@@ -156,11 +156,11 @@ fn close_others(placed: &BTreeSet<RawFd>, keep: &[RawFd]) -> Result<(), Fault> {
     let wanted: BTreeSet<RawFd> = placed.iter().chain(keep).copied().collect();
     for n in wanted {
         if n > next {
-            fd::close_range(next, n - 1).at("close what does not belong to it")?;
+            numbers::close(next, n - 1).at("close what does not belong to it")?;
         }
         next = n + 1;
     }
-    fd::close_range(next, RawFd::MAX).at("close what does not belong to it")
+    numbers::close(next, RawFd::MAX).at("close what does not belong to it")
 }
 
 fn table_refusal(pid: i32, fault: &Fault) -> Refusal {

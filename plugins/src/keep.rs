@@ -7,11 +7,16 @@
 
 use crate::fault::{At, Fault};
 use crate::limit::NEEDED;
-use crate::sys::{check, fd};
-use belay_kernel::pidfd;
+use crate::sys::fd;
+use belay_kernel::{apart, numbers, pidfd};
+use rustix::process::{
+    getpid, kill_process, set_dumpable_behavior, set_parent_process_death_signal, set_ptracer, DumpableBehavior, PTracer, Pid,
+    Signal,
+};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::parent_id;
 
 /// Forks the calling process; 0 in the new one, which raises no signal when it ends.
 pub type Fork<'a> = dyn FnMut() -> io::Result<i32> + 'a;
@@ -202,12 +207,10 @@ impl Keeper {
     }
 
     fn wait(&self, options: i32) -> io::Result<i32> {
-        let mut status = 0;
         loop {
-            // SAFETY: `status` is valid for writing.
-            match check(unsafe { libc::waitpid(self.pid, &mut status, options | libc::__WALL) }) {
+            match apart::wait(self.pid, options | libc::__WALL) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                done => return done.map(|_| status),
+                done => return done,
             }
         }
     }
@@ -217,8 +220,8 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         // Forks of the agent have this value too.
         if std::process::id() == self.maker {
-            // SAFETY: takes numbers only; the child is ours and has not been waited for.
-            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+            // The child is ours and has not been waited for.
+            let _ = Pid::from_raw(self.pid).map(|pid| kill_process(pid, Signal::KILL));
             // What it has kept is closed when it can be waited for.
             let _ = self.wait(0);
         }
@@ -227,28 +230,22 @@ impl Drop for Keeper {
 
 /// The life of a keeper, in a fork of a process that may have threads: system calls only.
 fn stand(gaps: &[(RawFd, RawFd)], maker: u32) -> ! {
-    const PR_SET_PTRACER: i32 = 0x5961_6d61;
-    // SAFETY: these take numbers only. (Without Yama the last one is not known, and not needed.)
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
-        libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0);
-    }
-    // SAFETY: has no preconditions.
-    let parent = unsafe { libc::getppid() };
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
+    // Without Yama this is not known, and not needed.
+    let _ = set_ptracer(PTracer::Any);
     // Who had ended before could not have ended this one too.
-    let orphan = u32::try_from(parent) != Ok(maker);
+    let orphan = parent_id() != maker;
     for (first, last) in gaps {
-        if orphan || fd::close_range(*first, *last).is_err() {
-            // SAFETY: ends the process.
-            unsafe { libc::_exit(1) };
+        if orphan || numbers::close(*first, *last).is_err() {
+            apart::end(1);
         }
     }
     loop {
-        // SAFETY: stops the calling process.
-        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        let _ = kill_process(getpid(), Signal::STOP);
     }
 }
+
 /// Moves `fd` to a number in `room`.
 pub(crate) fn lift(fd: OwnedFd, room: &Range<RawFd>) -> Result<OwnedFd, Fault> {
     if room.contains(&fd.as_raw_fd()) {

@@ -16,6 +16,8 @@
 //!                                         control pages; then drop the Rebuilder
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod builder;
 mod capture;
 mod content;

@@ -1,6 +1,6 @@
 //! How many descriptors a process may have.
 
-use std::io;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::os::fd::RawFd;
 
 /// Numbers in a row that a process needs beside its own while it is restarted: for the files that its memory lies in,
@@ -9,44 +9,31 @@ pub(crate) const NEEDED: usize = 64;
 
 /// The soft limit on descriptors raised to the hard one.
 #[derive(Debug)]
-pub(crate) struct RaisedLimit(Option<libc::rlimit>);
+pub(crate) struct RaisedLimit(Option<Rlimit>);
 
 impl RaisedLimit {
     /// The number of descriptors to which the limit can be raised.
     pub(crate) fn highest() -> RawFd {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `limit` is valid for writing.
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-        RawFd::try_from(limit.rlim_max).unwrap_or(RawFd::MAX)
+        let limit = getrlimit(Resource::Nofile).maximum;
+        limit.and_then(|most| RawFd::try_from(most).ok()).unwrap_or(RawFd::MAX)
     }
 
     /// Raises it; a failure shows when a descriptor cannot be duplicated.
     pub(crate) fn raise() -> Self {
-        let mut old = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `old` is valid for writing.
-        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut old) } == -1 {
-            return Self(None);
-        }
+        let old = getrlimit(Resource::Nofile);
+        let hard = old.maximum.unwrap_or(u64::MAX);
         // Root may go beyond: the job can have more descriptors in all than a single process may.
         let most = std::fs::read_to_string("/proc/sys/fs/nr_open")
             .ok()
             .and_then(|n| n.trim().parse().ok());
-        let raised = [most.unwrap_or(old.rlim_max).max(old.rlim_max), old.rlim_max]
-            .into_iter()
-            .any(|n| {
-                let new = libc::rlimit {
-                    rlim_cur: n,
-                    rlim_max: n,
-                };
-                // SAFETY: `new` is valid for reading.
-                unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &new) == 0 }
-            });
+        let raised = [most.unwrap_or(hard).max(hard), hard].into_iter().any(|n| {
+            let most = (n != u64::MAX).then_some(n);
+            let new = Rlimit {
+                current: most,
+                maximum: most,
+            };
+            setrlimit(Resource::Nofile, new).is_ok()
+        });
         Self(raised.then_some(old))
     }
 }
@@ -54,10 +41,8 @@ impl RaisedLimit {
 impl Drop for RaisedLimit {
     fn drop(&mut self) {
         if let Some(old) = self.0 {
-            // SAFETY: `old` is valid for reading.
-            let back = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &old) };
-            if back == -1 {
-                tracing::warn!(error = %io::Error::last_os_error(), "could not lower the descriptor limit again");
+            if let Err(error) = setrlimit(Resource::Nofile, old) {
+                tracing::warn!(%error, "could not lower the descriptor limit again");
             }
         }
     }

@@ -3,8 +3,9 @@
 
 use crate::fault::{At, Fault};
 use crate::model::Owner;
-use crate::sys::{check, fd, fdinfo::FdInfo};
-use belay_kernel::pidfd;
+use crate::sys::{fd, fdinfo::FdInfo};
+use belay_kernel::numbers::lend;
+use belay_kernel::{fcntl, pidfd};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -58,11 +59,8 @@ impl Look {
 
 /// `F_GETOWN_EX` and `F_GETSIG`.
 fn owner(raw: RawFd) -> Result<Option<Owner>, Fault> {
-    let mut ex = [0i32; 2];
-    // SAFETY: F_GETOWN_EX writes two integers.
-    let got = unsafe { libc::fcntl(raw, fd::F_GETOWN_EX, ex.as_mut_ptr()) };
-    check(got).at("read its owner")?;
-    let signal = fd::fcntl(raw, fd::F_GETSIG, 0).at("read its signal")?;
+    let ex = lend(raw).and_then(fcntl::owner).at("read its owner")?;
+    let signal = lend(raw).and_then(fcntl::signal).at("read its signal")?;
     Ok((ex[1] != 0 || signal != 0).then_some(Owner {
         kind: ex[0],
         id: ex[1],

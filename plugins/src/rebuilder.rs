@@ -24,9 +24,10 @@ use crate::{install, locks, rebuild};
 use belay_abi::control::NAME;
 use belay_image::blobs::BlobReader;
 use belay_image::model::ObjectId;
+use belay_kernel::numbers::lend;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -158,8 +159,8 @@ impl Rebuilder {
         let pages = mappings.filter(|(_, object)| may_be.contains(object));
         let files = pages.filter_map(|(pid, object)| {
             let fd = self.shared_fd(object, true)?;
-            // SAFETY: it stays open as long as `self`.
-            Some((pid, unsafe { BorrowedFd::borrow_raw(fd) }))
+            // It stays open as long as `self`.
+            Some((pid, lend(fd).ok()?))
         });
         Gates::of_restart(files, self.descriptors.parts.get::<OffGpu>())
     }

@@ -86,7 +86,7 @@ fn below(
     from.sort_by_key(|p| std::cmp::Reverse(p.components().count()));
     let mounts = mounts::all().unwrap_or_default().into_iter();
     from.extend(mounts.filter(|m| m.device == dev).map(|m| m.place));
-    let enters = |_: &Path, st: &libc::stat| st.st_dev == dev;
+    let enters = |_: &Path, st: &fd::Stat| st.st_dev == dev;
     walk(from, entries, &enters, &|entry| entry.ino() == ino && is_it(&entry.path()))
 }
 
@@ -95,7 +95,7 @@ fn below(
 pub(crate) fn walk(
     from: Vec<PathBuf>,
     entries: &mut usize,
-    enters: &impl Fn(&Path, &libc::stat) -> bool,
+    enters: &impl Fn(&Path, &fd::Stat) -> bool,
     is_it: &impl Fn(&DirEntry) -> bool,
 ) -> Option<PathBuf> {
     let mut next: VecDeque<PathBuf> = from.into();

@@ -13,14 +13,19 @@ use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
 use crate::model::{DescId, Description, Descriptors};
 use crate::plausible::is_number;
 use crate::session::{place, Found, Session};
+use crate::sys::fd;
 use crate::sys::fdinfo::number;
-use crate::sys::{check, fd};
+use belay_kernel::numbers::{self, in_own_table, lend};
+use belay_kernel::{ioctl, kcmp};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// An epoll instance.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,7 +36,6 @@ pub(crate) struct EpollState {
 }
 
 /// How it polls network devices (`struct epoll_params`).
-#[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Busy {
     microseconds: u32,
@@ -39,6 +43,22 @@ struct Busy {
     prefer: u8,
     /// Zero.
     pad: u8,
+}
+
+impl Busy {
+    fn of(b: [u8; 8]) -> Self {
+        Self {
+            microseconds: u32::from_ne_bytes([b[0], b[1], b[2], b[3]]),
+            budget: u16::from_ne_bytes([b[4], b[5]]),
+            prefer: b[6],
+            pad: b[7],
+        }
+    }
+
+    fn bytes(self) -> [u8; 8] {
+        let ([a, b, c, d], [e, f]) = (self.microseconds.to_ne_bytes(), self.budget.to_ne_bytes());
+        [a, b, c, d, e, f, self.prefer, self.pad]
+    }
 }
 
 /// One entry of the interest list.
@@ -53,11 +73,6 @@ struct Interest {
     pending: bool,
 }
 
-/// `EPIOCSPARAMS` and `EPIOCGPARAMS` (Linux 6.9).
-const SET_BUSY: libc::c_ulong = 0x4008_8a01;
-const GET_BUSY: libc::c_ulong = 0x8008_8a02;
-const KCMP_EPOLL_TFD: i32 = 7;
-const CTL_ADD: i32 = libc::EPOLL_CTL_ADD;
 /// Bits that are not events.
 const PRIVATE: u32 = (libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
 
@@ -128,13 +143,11 @@ impl Kind for Epoll {
 
     /// Makes an empty instance.
     fn rebuild(_: &mut Builder<'_>, _: &Description, e: &EpollState) -> Result<Option<OwnedFd>, Fault> {
-        // SAFETY: epoll_create1 takes a number.
-        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).at("epoll_create")?;
-        // SAFETY: the kernel has just returned this number.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let made = epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from);
+        let fd = made.at("epoll_create")?;
         if e.busy != Busy::default() {
             // Who polls less waits longer, and for the same.
-            if let Err(error) = fd::ioctl_set(fd.as_raw_fd(), SET_BUSY, &e.busy) {
+            if let Err(error) = ioctl::set(&fd, ioctl::SET_BUSY, &e.busy.bytes()) {
                 tracing::warn!(%error, "an epoll instance polls network devices as the system does (EPIOCSPARAMS)");
             }
         }
@@ -218,7 +231,9 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<EpollState, Fault> {
         pending(s, id, &mut interest)?;
     }
     // A kernel that does not tell has nothing to tell.
-    let busy = fd::ioctl_get(s.take(id)?.raw(), GET_BUSY).unwrap_or_default();
+    let taken = s.take(id)?;
+    let busy = lend(taken.raw()).and_then(|fd| ioctl::get(fd, ioctl::BUSY));
+    let busy = busy.map(Busy::of).unwrap_or_default();
     Ok(EpollState { interest, busy })
 }
 
@@ -362,36 +377,22 @@ fn beside(raw: RawFd, numbers: &BTreeSet<RawFd>) -> io::Result<OwnedFd> {
     }
 }
 
-/// Runs `f` in a thread whose descriptor table is a copy: numbers can be given other meanings there.
-fn in_own_table<T: Send>(f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    let run = || {
-        // SAFETY: unshare takes a number; only this thread is affected, and it ends with the closure.
-        check(unsafe { libc::unshare(libc::CLONE_FILES) })?;
-        f()
-    };
-    std::thread::scope(|s| match s.spawn(run).join() {
-        Ok(done) => done,
-        Err(_) => Err(io::Error::other("a thread ended early")),
-    })
-}
-
 /// Data of the entries that report now, at most `most`.
 fn wait(epoll: RawFd, most: usize) -> io::Result<Vec<u64>> {
-    let mut out = vec![libc::epoll_event { events: 0, u64: 0 }; most.max(1)];
-    let most = i32::try_from(out.len()).map_err(io::Error::other)?;
-    // SAFETY: `out` has room for `most` events.
-    let n = check(unsafe { libc::epoll_wait(epoll, out.as_mut_ptr(), most, 0) })?;
-    Ok(out.iter().take(n.unsigned_abs() as usize).map(|e| e.u64).collect())
+    let mut out = Vec::with_capacity(most.max(1));
+    epoll::wait(lend(epoll)?, spare_capacity(&mut out), Some(&Timespec::default()))?;
+    Ok(out.iter().map(|e| e.data.u64()).collect())
 }
 
 /// Makes the kernel look at an entry's state anew.
 fn arm(epoll: RawFd, i: &Interest) -> io::Result<()> {
-    let mut event = libc::epoll_event {
-        events: i.events,
-        u64: i.data,
-    };
-    // SAFETY: `event` is valid for reading.
-    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, i.number, &mut event) }).map(drop)
+    let flags = EventFlags::from_bits_retain(i.events);
+    Ok(epoll::modify(
+        lend(epoll)?,
+        lend(i.number)?,
+        EventData::new_u64(i.data),
+        flags,
+    )?)
 }
 
 /// The description behind an entry: usually the one that has its number in the process; else any with that inode.
@@ -418,32 +419,8 @@ fn target(s: &Session<'_>, epoll: DescId, pid: i32, l: &Line, offset: usize) -> 
 }
 
 fn is_target(epoll: (i32, RawFd), number: RawFd, offset: usize, candidate: (i32, RawFd)) -> io::Result<bool> {
-    #[repr(C)]
-    struct Slot {
-        epoll: u32,
-        number: u32,
-        offset: u32,
-    }
-    let slot = Slot {
-        epoll: epoll.1.cast_unsigned(),
-        number: number.cast_unsigned(),
-        offset: u32::try_from(offset).map_err(io::Error::other)?,
-    };
-    // SAFETY: `slot` is valid for reading; the other arguments are numbers.
-    let r = unsafe {
-        libc::syscall(
-            libc::SYS_kcmp,
-            candidate.0,
-            epoll.0,
-            KCMP_EPOLL_TFD,
-            candidate.1,
-            &raw const slot,
-        )
-    };
-    if r == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(r == 0)
+    let offset = u32::try_from(offset).map_err(io::Error::other)?;
+    kcmp::is_target(epoll, number, offset, candidate)
 }
 
 /// Adds the entries again; `source` gives a descriptor of a description.
@@ -491,7 +468,7 @@ fn restore_interest(e: &EpollState, own: RawFd, source: impl Fn(DescId) -> Resul
 
 /// Runs `f` while what descriptor `from` refers to has `number` too, which may be another's.
 fn lent_number(from: RawFd, number: RawFd, room: &Range<RawFd>, f: impl FnOnce() -> Result<(), Fault>) -> Result<(), Fault> {
-    let cloexec = fd::fcntl(number, libc::F_GETFD, 0).map(|flags| flags & libc::FD_CLOEXEC != 0);
+    let cloexec = fd::is_cloexec(number);
     let owner = match &cloexec {
         Ok(_) => Some(fd::dup_from(number, room.start).at("duplicate")?),
         Err(_) => None,
@@ -501,7 +478,7 @@ fn lent_number(from: RawFd, number: RawFd, room: &Range<RawFd>, f: impl FnOnce()
     // What locks the process loses by this are set again in the end.
     match (owner, cloexec) {
         (Some(owner), Ok(cloexec)) => fd::dup_to(owner.as_raw_fd(), number, cloexec),
-        _ => fd::close_range(number, number),
+        _ => numbers::close(number, number),
     }
     .at(format!("put back number {number}"))?;
     done
@@ -517,13 +494,10 @@ fn add(own: RawFd, i: &Interest) -> Result<(), Fault> {
     // Adding always watches for errors and hang-up; only reporting once silences a one-shot entry, so a used one is
     // made to report if it can.
     let any = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI) as u32;
-    let mut event = libc::epoll_event {
-        events: if used { i.events | any } else { i.events },
-        u64: i.data,
-    };
-    // SAFETY: `event` is valid for reading.
-    let added = check(unsafe { libc::epoll_ctl(own, CTL_ADD, i.number, &mut event) });
-    added.map(drop).at(format!("add descriptor {}", i.number))
+    let flags = EventFlags::from_bits_retain(if used { i.events | any } else { i.events });
+    let data = EventData::new_u64(i.data);
+    let added = lend(own).and_then(|epoll| Ok(epoll::add(epoll, lend(i.number)?, data, flags)?));
+    added.at(format!("add descriptor {}", i.number))
 }
 
 #[cfg(test)]

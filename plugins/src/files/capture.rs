@@ -154,7 +154,7 @@ fn locate((found, raw): (&Found, RawFd), oid: ObjectId, magic: i64, renamed: &mu
     let bare = without_deleted(shown);
     if found.stat.st_nlink == 0 || bare != shown {
         if let Some(name) = bare.as_os_str().as_bytes().strip_prefix(b"/memfd:") {
-            let seals = fd::fcntl(raw, libc::F_GET_SEALS, 0).at("read seals")?;
+            let seals = fd::seals(raw).at("read seals")?;
             let huge = if magic == HUGETLBFS_MAGIC {
                 let size = u64::try_from(found.stat.st_blksize).unwrap_or(0).max(1);
                 libc::MFD_HUGETLB | (size.ilog2() << 26)

@@ -337,8 +337,7 @@ mod tests {
 
     #[test]
     fn what_is_made_where_a_link_leads_is_not_given_away() {
-        // SAFETY: has no preconditions.
-        let me = unsafe { libc::geteuid() };
+        let me = rustix::process::geteuid().as_raw();
         // Only root gives anything away.
         let user = if me == 0 { 4242 } else { me };
         let dir = std::env::temp_dir().join(format!("belay-elsewhere-{}", std::process::id()));

@@ -148,7 +148,7 @@ impl Kind for Files {
             false => built.open(desc.flags, &b.made)?,
         };
         if desc.pos != 0 {
-            fd::seek(fd.as_raw_fd(), desc.pos, libc::SEEK_SET).at("set the offset")?;
+            fd::go_to(fd.as_raw_fd(), desc.pos).at("set the offset")?;
         }
         Ok(Some(fd))
     }

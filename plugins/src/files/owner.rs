@@ -28,8 +28,7 @@ pub(crate) fn give(raw: RawFd, owner: (u32, u32), mode: u32) -> io::Result<Optio
 
 /// The user as whom things are made. Only root may give them away.
 pub(crate) fn me() -> u32 {
-    // SAFETY: has no preconditions.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// The mode of what belonged to somebody else, and could not be given back.
@@ -72,9 +71,7 @@ fn set_mode(raw: RawFd, mode: u32) -> io::Result<()> {
 }
 
 fn chown(raw: RawFd, owner: (u32, u32)) -> io::Result<()> {
-    // SAFETY: the path is a valid C string; the rest are numbers.
-    let r = unsafe { libc::fchownat(raw, c"".as_ptr(), owner.0, owner.1, libc::AT_EMPTY_PATH) };
-    crate::sys::check(r).map(drop)
+    fd::chown_found(raw, owner)
 }
 
 #[cfg(test)]

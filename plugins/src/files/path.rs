@@ -343,7 +343,7 @@ fn reopen(d: &Description, state: &PathState, path: &Path) -> Result<OwnedFd, Fa
         return refuse("is another kind of file now; bring the old one back");
     }
     if d.pos != 0 && d.flags & libc::O_PATH == 0 {
-        fd::seek(fd.as_raw_fd(), d.pos, libc::SEEK_SET).at("set the offset")?;
+        fd::go_to(fd.as_raw_fd(), d.pos).at("set the offset")?;
         if state.needs_process.is_some() {
             forget_text(&fd);
         }

@@ -8,6 +8,8 @@ use crate::content::{Content, PageSource};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::{HoldId, Lent, Store};
 use crate::sys::fd;
+use rustix::fs::{futimens, Timestamps, UTIME_OMIT};
+use rustix::time::Timespec;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -73,7 +75,7 @@ pub(super) fn prepare(
             // Sealing against writing must wait until the processes have mapped it: see `Rebuilder::finish`.
             let now = seals & !(libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE | F_SEAL_EXEC | libc::F_SEAL_SEAL);
             if now != 0 {
-                fd::fcntl(a.as_raw_fd(), libc::F_ADD_SEALS, now).at("add seals")?;
+                fd::add_seals(a.as_raw_fd(), now).at("add seals")?;
             }
         }
     }
@@ -209,9 +211,9 @@ impl BuiltFile {
             return Ok(());
         };
         let Some(a) = self.anchor(made)? else { return Ok(()) };
-        let has = fd::fcntl(a.raw(), libc::F_GET_SEALS, 0).at("read seals")?;
+        let has = fd::seals(a.raw()).at("read seals")?;
         if seals & !has != 0 {
-            fd::fcntl(a.raw(), libc::F_ADD_SEALS, seals & !has).at("add seals")?;
+            fd::add_seals(a.raw(), seals & !has).at("add seals")?;
         }
         Ok(())
     }
@@ -350,18 +352,19 @@ fn make_new(
 
 /// Sets the times of last access and modification; by the latter `make` and its like judge a file.
 fn set_times(file: &OwnedFd, object: &FileObject) -> Result<(), Fault> {
-    let as_it_is = libc::timespec {
+    let as_it_is = Timespec {
         tv_sec: 0,
-        tv_nsec: libc::UTIME_OMIT,
+        tv_nsec: UTIME_OMIT,
     };
-    let times = [object.atime_ns.map_or(as_it_is, timespec), timespec(object.mtime_ns)];
-    // SAFETY: `times` holds the two entries the call reads.
-    crate::sys::check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) }).at("set its time")?;
-    Ok(())
+    let times = Timestamps {
+        last_access: object.atime_ns.map_or(as_it_is, timespec),
+        last_modification: timespec(object.mtime_ns),
+    };
+    futimens(file, &times).map_err(io::Error::from).at("set its time")
 }
 
-fn timespec(ns: i64) -> libc::timespec {
-    libc::timespec {
+fn timespec(ns: i64) -> Timespec {
+    Timespec {
         tv_sec: ns.div_euclid(1_000_000_000),
         tv_nsec: ns.rem_euclid(1_000_000_000),
     }
@@ -451,8 +454,7 @@ pub(crate) fn make_beside<T>(above: &OwnedFd, path: &Path, make: impl Fn(&Path) 
     let name = beside(path);
     let made = match make(&name) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            // SAFETY: has no preconditions.
-            let me = unsafe { libc::geteuid() };
+            let me = rustix::process::geteuid().as_raw();
             let there = fd::find_at(above, &name).and_then(|there| fd::fstat(there.as_raw_fd()));
             if there.at(format!("stat {name:?}"))?.st_uid != me {
                 return refuse(format!("{name:?} belongs to another user and is in the way; move it away"));

@@ -4,6 +4,7 @@ use super::path::KERNEL_LOG;
 use crate::fault::{refuse, At, Fault};
 use crate::session::Found;
 use crate::sys::fd;
+use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 use std::os::fd::RawFd;
 
@@ -48,7 +49,7 @@ impl Noted {
             Noted::Nothing => {}
             // One that has just been opened has changed. What it holds now is read, whether it can be or not.
             Noted::Unchanged => drop(fd::read_at(raw, &mut [0], 0)),
-            Noted::AllRead => drop(fd::seek(raw, 0, libc::SEEK_END).at("go to its end")?),
+            Noted::AllRead => drop(fd::seek(raw, SeekFrom::End(0)).at("go to its end")?),
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use crate::sys::fd;
 use belay_abi::control::NAME;
 use belay_abi::PAGE;
 use belay_kernel::proc::{self, Map};
+use rustix::fs::SealFlags;
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -439,11 +440,8 @@ fn memory() -> Result<OwnedFd, Fault> {
     let memory = fd::memfd(name, libc::MFD_ALLOW_SEALING).at("make a control page")?;
     let file = File::from(memory);
     file.set_len(PAGE).at("make a control page")?;
-    // SAFETY: takes numbers only.
-    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
-    if sealed != 0 {
-        return Err(std::io::Error::last_os_error()).at("seal a control page");
-    }
+    let sealed = rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).map_err(std::io::Error::from);
+    sealed.at("seal a control page")?;
     Ok(file.into())
 }
 

@@ -1,12 +1,13 @@
 //! One control page: what its library says in it, checked where it is used, and the orders that it is given.
 
 use crate::fault::Refusal;
-use crate::sys::fd::fs_magic;
+use crate::sys::fd::{fs_magic, fstat};
 use belay_abi::control::{self, Control, Span, Word};
 use belay_abi::PAGE;
 use belay_kernel::held::SharedPage;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::{futex, pidfd, vm};
+use rustix::fs::SealFlags;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
@@ -170,10 +171,9 @@ impl Page {
                 false,
             )
         };
-        // SAFETY: takes numbers only.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let seals = rustix::fs::fcntl_get_seals(file);
         // Else the agent could be killed by a page that is not there any more.
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
             let why = format!("its control page (descriptor {descriptor}) is no memory that is sealed against shrinking");
             return Err(refuse(pid, &name, why, false));
         }
@@ -182,13 +182,7 @@ impl Page {
             let why = format!("its control page (descriptor {descriptor}) is in huge pages: make it of ordinary ones");
             return Err(refuse(pid, &name, why, false));
         }
-        let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: the kernel writes to a live structure.
-        if unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
-            return Err(fail("look at", &std::io::Error::last_os_error()));
-        }
-        // SAFETY: the kernel has filled it in; before that it was zeros, which are valid.
-        let stat = unsafe { stat.assume_init() };
+        let stat = fstat(file.as_raw_fd()).map_err(|e| fail("look at", &e))?;
         if stat.st_size < PAGE.cast_signed() {
             return Err(refuse(pid, &name, "its control page is smaller than a page", false));
         }
@@ -210,11 +204,7 @@ impl Page {
 
     /// The word at this place of [`Control`].
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: the page is larger than `Control`.
-        let word = unsafe { self.shared.shared().add(at).cast::<AtomicU32>() };
-        // SAFETY: it is aligned and lives as long as `self`; any value is valid, and others write to it by atomic
-        // operations or harm only themselves.
-        unsafe { word.as_ref() }
+        self.shared.half(at)
     }
 
     /// The memory.
@@ -441,7 +431,7 @@ pub(super) fn head_of(file: BorrowedFd<'_>) -> std::io::Result<Result<Head, Stra
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
+    use rustix::fs::{memfd_create, MemfdFlags};
 
     fn page(magic: u64, version: u32, name: &[u8]) -> [u8; size_of::<Control>()] {
         let mut page = [0xff; size_of::<Control>()];
@@ -472,21 +462,16 @@ mod tests {
     #[test]
     fn a_control_page_is_of_ordinary_pages() {
         let of = |flags| {
-            let flags = flags | libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            // SAFETY: the name is a live string.
-            let fd = unsafe { libc::memfd_create(c"belay-page".as_ptr(), flags) };
-            // SAFETY: the kernel has just returned it, or said that it makes none.
-            let file = (fd >= 0).then(|| unsafe { std::fs::File::from_raw_fd(fd) })?;
+            let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = std::fs::File::from(memfd_create(c"belay-page", flags).ok()?);
             file.set_len(2 << 20).unwrap();
-            // SAFETY: takes numbers only.
-            let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
-            assert_eq!(sealed, 0);
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
             let head = Head::parse(&page(control::MAGIC, control::VERSION, b"libx.so\0")).unwrap();
             Some(Page::of(1, head, file.as_fd()).map(|page| page.pid))
         };
-        assert!(matches!(of(0), Some(Ok(1))));
+        assert!(matches!(of(MemfdFlags::empty()), Some(Ok(1))));
         // Not every kernel has huge pages.
-        if let Some(answer) = of(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB) {
+        if let Some(answer) = of(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) {
             let why = answer.unwrap_err().reason;
             assert!(why.contains("is in huge pages"), "{why}");
         }

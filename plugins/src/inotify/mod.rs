@@ -9,16 +9,15 @@ use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
 use crate::model::{DescId, Description, Descriptors, FsPath};
 use crate::seek::Seeker;
 use crate::session::Session;
+use crate::sys::fd;
 use crate::sys::fdinfo::number;
-use crate::sys::{check, fd};
-use belay_kernel::mounts;
+use belay_kernel::numbers::lend;
+use belay_kernel::{dir, ioctl, mounts};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-
-/// `INOTIFY_IOC_SETNEXTWD`.
-const SET_NEXT_WD: libc::c_ulong = 0x4004_4900;
 
 /// So many numbers are used up at most where the kernel cannot be told the next one.
 const NUMBERS: u32 = 1_000_000;
@@ -165,53 +164,30 @@ fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<InotifyState, 
 
 /// The name through the file handle; needs CAP_DAC_READ_SEARCH.
 fn by_handle(l: &Line) -> Option<PathBuf> {
-    #[repr(C)]
-    struct Handle {
-        bytes: u32,
-        kind: i32,
-        data: [u8; 128],
-    }
-    let mut h = Handle {
-        bytes: u32::try_from(l.handle.len()).ok()?,
-        kind: l.handle_type,
-        data: [0; 128],
-    };
-    h.data.get_mut(..l.handle.len())?.copy_from_slice(&l.handle);
     for m in mounts::all().ok()?.iter().filter(|m| m.device == l.dev) {
         let Ok(mount) = fd::open(&m.place, libc::O_RDONLY | libc::O_DIRECTORY, 0) else {
             continue;
         };
-        // SAFETY: `h` is a file handle with its stated length.
-        let opened = unsafe {
-            libc::syscall(
-                libc::SYS_open_by_handle_at,
-                mount.as_raw_fd(),
-                &raw const h,
-                libc::O_PATH | libc::O_CLOEXEC,
-            )
-        };
-        if let Ok(raw) = check(i32::try_from(opened).unwrap_or(-1)) {
-            // SAFETY: the kernel has just returned this number.
-            let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-            return fd::readlink(&fd::self_path(fd.as_raw_fd())).ok();
+        if let Ok(found) = dir::open_handle(&mount, l.handle_type, &l.handle) {
+            return fd::readlink(&fd::self_path(found.as_raw_fd())).ok();
         }
     }
     None
 }
 
 fn make(d: &Description) -> Result<OwnedFd, Fault> {
-    let flags = libc::IN_CLOEXEC | (d.flags & libc::O_NONBLOCK);
-    // SAFETY: inotify_init1 takes a number.
-    let raw = check(unsafe { libc::inotify_init1(flags) }).at("inotify_init")?;
-    // SAFETY: the kernel has just returned this number.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+    let flags = CreateFlags::from_bits_retain((d.flags & libc::O_NONBLOCK).cast_unsigned());
+    inotify::init(CreateFlags::CLOEXEC | flags)
+        .map_err(io::Error::from)
+        .at("inotify_init")
 }
 
 /// Gives it its watches, with their numbers.
 fn watch_all(raw: RawFd, state: &InotifyState) -> Result<(), Fault> {
+    let instance = lend(raw).at("use its descriptor")?;
     let mut spare = NUMBERS;
     state.watches.iter().try_for_each(|w| {
-        let told = fd::ioctl_num(raw, SET_NEXT_WD, libc::c_ulong::from(w.wd.unsigned_abs())).is_ok();
+        let told = ioctl::tell(instance, ioctl::SET_NEXT_WATCH, w.wd.unsigned_abs().into()).is_ok();
         watch(raw, w, told, &mut spare)
     })?;
     if state.events {
@@ -227,24 +203,21 @@ fn watch_all(raw: RawFd, state: &InotifyState) -> Result<(), Fault> {
 /// read.
 fn overflow(raw: RawFd) -> io::Result<()> {
     const EVENT_BYTES: usize = 16;
+    let instance = lend(raw)?;
     let text = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")?;
     let most: usize = text.trim().parse().map_err(io::Error::other)?;
     let mut files = Vec::new();
     for _ in 0..2 {
         let file = fd::memfd(Path::new("events"), 0)?;
-        let path = fd::c_path(&fd::self_path(file.as_raw_fd()))?;
-        // SAFETY: `path` is a valid C string.
-        let wd = check(unsafe { libc::inotify_add_watch(raw, path.as_ptr(), libc::IN_ATTRIB) })?;
+        let wd = inotify::add_watch(instance, fd::self_path(file.as_raw_fd()), WatchFlags::ATTRIB)?;
         files.push((file, wd));
     }
     let full = (most + 1) * EVENT_BYTES;
     for i in 0..=most {
-        // SAFETY: fchmod takes numbers only.
-        check(unsafe { libc::fchmod(files[i % 2].0.as_raw_fd(), 0o600) })?;
+        fd::fchmod(files[i % 2].0.as_raw_fd(), 0o600)?;
     }
     for (_, wd) in &files {
-        // SAFETY: inotify_rm_watch takes numbers only.
-        check(unsafe { libc::inotify_rm_watch(raw, *wd) })?;
+        inotify::remove_watch(instance, *wd)?;
     }
     let held = fd::readable_bytes(raw)?;
     if held != full {
@@ -264,12 +237,12 @@ fn overflow(raw: RawFd) -> io::Result<()> {
 /// Watches with the number that the kernel has been `told`. Where it cannot be told, numbers are used up: they only ever
 /// grow. Of all watches together `spare` numbers may be.
 fn watch(raw: RawFd, w: &Watch, told: bool, spare: &mut u32) -> Result<(), Fault> {
-    let path = fd::c_path(w.path.as_path()).at("name")?;
+    let instance = lend(raw).at("use its descriptor")?;
     // The path names what is watched itself, which may be a symbolic link.
-    let mask = w.mask | libc::IN_DONT_FOLLOW;
+    let mask = WatchFlags::from_bits_retain(w.mask) | WatchFlags::DONT_FOLLOW;
     loop {
-        // SAFETY: `path` is a valid C string.
-        let wd = check(unsafe { libc::inotify_add_watch(raw, path.as_ptr(), mask) }).at(format!("watch {}", w.path))?;
+        let wd = inotify::add_watch(instance, w.path.as_path(), mask).map_err(io::Error::from);
+        let wd = wd.at(format!("watch {}", w.path))?;
         if wd == w.wd {
             return Ok(());
         }
@@ -277,8 +250,9 @@ fn watch(raw: RawFd, w: &Watch, told: bool, spare: &mut u32) -> Result<(), Fault
             return refuse(format!("watch on {} got number {wd} instead of {}", w.path, w.wd));
         }
         *spare -= 1;
-        // SAFETY: inotify_rm_watch takes numbers only.
-        check(unsafe { libc::inotify_rm_watch(raw, wd) }).at("give a watch number back")?;
+        inotify::remove_watch(instance, wd)
+            .map_err(io::Error::from)
+            .at("give a watch number back")?;
         let mut event = [0u8; 64];
         // The removal reports itself (IN_IGNORED); nobody may see that.
         fd::read(raw, &mut event).at("drop an event")?;
@@ -311,19 +285,15 @@ mod tests {
 
     #[test]
     fn so_many_numbers_are_used_up_as_there_are_to_spare() {
-        // SAFETY: inotify_init1 takes a number.
-        let raw = check(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) }).unwrap();
-        // SAFETY: the kernel has just returned this number.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        let raw = fd.as_raw_fd();
         let mut spare = 6;
-        assert!(watch(fd.as_raw_fd(), &on(i32::MAX), false, &mut spare).is_err());
-        // SAFETY: inotify_rm_watch takes numbers only.
-        check(unsafe { libc::inotify_rm_watch(raw, 1) }).unwrap();
+        assert!(watch(raw, &on(i32::MAX), false, &mut spare).is_err());
+        inotify::remove_watch(&fd, 1).unwrap();
         fd::read(raw, &mut [0; 64]).unwrap();
         watch(raw, &on(5), false, &mut spare).unwrap();
         assert_eq!(spare, 3);
-        // SAFETY: inotify_rm_watch takes numbers only.
-        check(unsafe { libc::inotify_rm_watch(raw, 5) }).unwrap();
+        inotify::remove_watch(&fd, 5).unwrap();
         fd::read(raw, &mut [0; 64]).unwrap();
         assert!(watch(raw, &on(11), false, &mut spare).is_err());
         assert_eq!(fd::readable_bytes(raw).unwrap(), 0);

@@ -10,7 +10,10 @@ use crate::launcher::Numbers;
 use crate::model::{DescId, Descriptors, Holder, Lock, LockKind, Table};
 use crate::session::{Found, Session};
 use crate::state::Part;
-use crate::sys::{check, fd, fdinfo::FdInfo};
+use crate::sys::fdinfo::FdInfo;
+use belay_kernel::fcntl::{self, Owner};
+use belay_kernel::numbers::lend;
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
@@ -126,24 +129,24 @@ fn flock(lock: &Lock) -> libc::flock {
     }
 }
 
-fn set(raw: RawFd, cmd: i32, lock: &Lock) -> Result<(), Fault> {
-    let flock = flock(lock);
-    // SAFETY: the lock commands read a `flock`.
-    check(unsafe { libc::fcntl(raw, cmd, &flock) }).at("lock it again (does another program hold the lock now?)")?;
-    Ok(())
+fn set(raw: RawFd, owner: Owner, lock: &Lock) -> Result<(), Fault> {
+    let set = lend(raw).and_then(|fd| fcntl::set_lock(fd, owner, &flock(lock)));
+    set.at("lock it again (does another program hold the lock now?)")
 }
 
 /// Takes a lock of `flock`, or a lease.
 fn take(raw: RawFd, lock: &Lock) -> Result<(), Fault> {
     if lock.kind == LockKind::Lease {
         let kind = if lock.write { libc::F_WRLCK } else { libc::F_RDLCK };
-        fd::fcntl(raw, libc::F_SETLEASE, kind).at("take its lease again")?;
-        return Ok(());
+        return lend(raw).and_then(|fd| fcntl::set_lease(fd, kind)).at("take its lease again");
     }
-    let how = if lock.write { libc::LOCK_EX } else { libc::LOCK_SH };
-    // SAFETY: flock takes numbers only.
-    check(unsafe { libc::flock(raw, how | libc::LOCK_NB) }).at("lock it again (does another program hold the lock now?)")?;
-    Ok(())
+    let how = if lock.write {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
+    };
+    let locked = lend(raw).and_then(|fd| Ok(rustix::fs::flock(fd, how)?));
+    locked.at("lock it again (does another program hold the lock now?)")
 }
 
 /// Whether the kernel shows who has taken it, although it belongs to the description.
@@ -185,7 +188,7 @@ pub(crate) fn restore_of_description(raw: RawFd, id: DescId, d: &Descriptors) ->
         match lock.kind {
             LockKind::Flock | LockKind::Lease if taker(d, id, lock).is_some() => {}
             LockKind::Flock | LockKind::Lease => take(raw, lock)?,
-            LockKind::Ofd => set(raw, libc::F_OFD_SETLK, lock)?,
+            LockKind::Ofd => set(raw, Owner::Description, lock)?,
             LockKind::Posix => {}
         }
     }
@@ -197,7 +200,7 @@ pub(crate) fn restore_of_late(raw: RawFd, locks: &[Lock]) -> Result<(), Fault> {
     for lock in locks {
         match lock.kind {
             LockKind::Flock | LockKind::Lease => take(raw, lock)?,
-            LockKind::Ofd => set(raw, libc::F_OFD_SETLK, lock)?,
+            LockKind::Ofd => set(raw, Owner::Description, lock)?,
             LockKind::Posix => {}
         }
     }
@@ -220,7 +223,7 @@ pub(crate) fn posix(d: &Descriptors, pid: i32) -> Vec<(RawFd, libc::flock, bool)
 /// Sets the POSIX locks of process `pid` again, when it has all its descriptors; called in it.
 pub(crate) fn restore_posix(d: &Descriptors, pid: i32) -> Result<(), (RawFd, Fault)> {
     for l in d.list::<PosixLock>().iter().filter(|l| l.pid == pid) {
-        match set(l.fd, libc::F_SETLK, &l.lock) {
+        match set(l.fd, Owner::Process, &l.lock) {
             Err(error) if is_on_stream(d, l) => tracing::debug!(%error, fd = l.fd, "a standard stream is not locked"),
             done => done.map_err(|e| (l.fd, e))?,
         }

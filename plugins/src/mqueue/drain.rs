@@ -5,9 +5,13 @@
 //! these microseconds; what then does not fit is sent by a thread of the agent as soon as there is room.
 
 use crate::fault::{not_now, At, Fault};
-use crate::sys::{check, check_len, fd};
+use crate::sys::fd;
+use belay_kernel::shared::Shared;
+use belay_kernel::{apart, mq};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 /// A message: priority and text.
 pub(crate) type Message = (u32, Vec<u8>);
@@ -15,91 +19,61 @@ pub(crate) type Message = (u32, Vec<u8>);
 /// Most memory that is laid out for messages that may have become longer meanwhile, bytes. What is not used takes none.
 const ROOM: usize = 1 << 30;
 
-/// Head of the memory shared with the helper.
-#[repr(C)]
+/// Words of the board at the beginning of the memory shared with the helper: how many messages it has received and sent
+/// again, and the number of its error.
+const RECEIVED: usize = 0;
+const SENT: usize = 1;
+const ERROR: usize = 2;
+const BOARD: usize = 3;
+
+/// Shared memory: board, entries of two words (priority and length of a message), data.
 struct Board {
-    received: usize,
-    sent: usize,
-    /// Error number of the helper.
-    error: i32,
-}
-
-/// Where a message lies in the data behind the entries.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Entry {
-    priority: u32,
-    bytes: usize,
-}
-
-/// Shared memory: board, entries, data.
-struct Shared {
-    base: *mut u8,
-    bytes: usize,
+    memory: Shared,
     count: usize,
-    data: usize,
-    /// Bytes of data.
-    room: usize,
+    /// Where the data begins, and where it ends.
+    data: Range<usize>,
 }
 
-impl Shared {
+impl Board {
     fn new(count: usize, room: usize) -> io::Result<Self> {
-        let entries = count.checked_mul(size_of::<Entry>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let data = size_of::<Board>() + entries;
-        let bytes = data.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            base: base.cast(),
-            bytes,
-            count,
-            data,
-            room,
-        })
+        let entries = count.checked_mul(2 * size_of::<u64>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let begin = BOARD * size_of::<u64>() + entries;
+        let end = begin.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Shared::unreserved_with_children(end)?;
+        let data = begin..end;
+        Ok(Self { memory, count, data })
     }
 
-    fn board(&self) -> *mut Board {
-        self.base.cast()
+    fn note(&self, word: usize, value: usize) {
+        let word = self.memory.word(word * size_of::<u64>());
+        word.store(value as u64, Ordering::Relaxed);
     }
 
-    fn entry(&self, i: usize) -> *mut Entry {
-        debug_assert!(i < self.count);
-        // SAFETY: the mapping holds `count` entries behind the board, aligned as the board is.
-        unsafe { self.base.add(size_of::<Board>()).cast::<Entry>().add(i) }
+    fn noted(&self, word: usize) -> usize {
+        self.memory.word(word * size_of::<u64>()).load(Ordering::Relaxed) as usize
     }
 
-    fn text(&self, offset: usize) -> *mut u8 {
-        // SAFETY: callers stay within the data.
-        unsafe { self.base.add(self.data + offset) }
+    /// Priority and length of message `i`.
+    fn entry(&self, i: usize) -> (u32, usize) {
+        let at = BOARD + 2 * i;
+        (self.noted(at) as u32, self.noted(at + 1))
     }
 
+    /// The first `count` messages, which the helper has received.
     fn messages(&self, count: usize) -> Vec<Message> {
-        let mut offset = 0;
+        let mut at = self.data.start;
         let all = (0..count.min(self.count)).map_while(|i| {
-            // SAFETY: the helper has written this entry and has ended.
-            let e = unsafe { self.entry(i).read() };
-            let end = offset + e.bytes;
-            if end > self.room {
+            let (priority, bytes) = self.entry(i);
+            let end = at + bytes;
+            if end > self.data.end {
                 return None;
             }
-            // SAFETY: the helper has received that many bytes there, which end within the data.
-            let text = unsafe { std::slice::from_raw_parts(self.text(offset), e.bytes) };
-            offset = end;
-            Some((e.priority, text.to_vec()))
+            let mut text = vec![0; bytes];
+            self.memory.read(at, &mut text);
+            at = end;
+            Some((priority, text))
         });
         all.collect()
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
     }
 }
 
@@ -113,86 +87,64 @@ pub(crate) fn copy(reader: OwnedFd, writer: OwnedFd, count: usize, bytes: usize,
 /// The same for messages of `bytes` bytes at most.
 fn copy_within((reader, writer): (OwnedFd, OwnedFd), count: usize, bytes: usize, max: usize) -> Result<Vec<Message>, Fault> {
     // The kernel asks for room for the largest message each time.
-    let shared = Shared::new(count, bytes.saturating_add(max)).at("map memory for its messages")?;
-    // SAFETY: the child runs `helper`, which makes system calls on memory made before and ends.
-    let pid = check(unsafe { libc::fork() }).at("make a process that reads its messages")?;
-    if pid == 0 {
-        helper(&shared, reader.as_raw_fd(), writer.as_raw_fd(), max);
-    }
-    let mut status = 0;
-    loop {
-        // SAFETY: `status` is valid for writing.
-        match check(unsafe { libc::waitpid(pid, &mut status, libc::__WALL) }) {
+    let board = Board::new(count, bytes.saturating_add(max)).at("map memory for its messages")?;
+    let child = apart::child(|| helper(&board, &reader, &writer, max)).at("make a process that reads its messages")?;
+    let status = loop {
+        match child.wait(libc::__WALL) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e).at("wait for the process that reads its messages"),
-            Ok(_) => break,
+            status => break status.at("wait for the process that reads its messages")?,
         }
+    };
+    let (received, sent) = (board.noted(RECEIVED), board.noted(SENT));
+    let messages = board.messages(received);
+    if sent < received {
+        send_later(writer, messages.get(sent..).unwrap_or_default().to_vec());
     }
-    // SAFETY: the helper has ended; nobody else writes there.
-    let board = unsafe { shared.board().read() };
-    let messages = shared.messages(board.received);
-    if board.sent < board.received {
-        send_later(writer, messages.get(board.sent..).unwrap_or_default().to_vec());
-    }
-    if status != 0 || board.received != count {
+    if status != 0 || received != count {
         return not_now(format!(
             "{} of its {count} messages could be read ({}); programs outside the job use this queue",
-            board.received,
-            io::Error::from_raw_os_error(board.error)
+            received,
+            io::Error::from_raw_os_error(board.noted(ERROR) as i32)
         ));
     }
     Ok(messages)
 }
 
 /// Receives everything and sends it again, without waiting: the time-outs have passed already.
-fn helper(shared: &Shared, reader: RawFd, writer: RawFd, max: usize) -> ! {
-    let past = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let board = shared.board();
-    let (mut received, mut sent, mut error) = (0, 0, 0);
-    let mut offset = 0;
-    while received < shared.count {
+fn helper(board: &Board, reader: &OwnedFd, writer: &OwnedFd, max: usize) -> i32 {
+    let (mut received, mut at) = (0, board.data.start);
+    while received < board.count {
         // Those received so far are longer than what the queue held: it is used meanwhile.
-        if offset + max > shared.room {
-            error = libc::ENOBUFS;
+        if at + max > board.data.end {
+            board.note(ERROR, libc::ENOBUFS as usize);
             break;
         }
-        let mut priority = 0;
-        // SAFETY: the data has room for `max` bytes there.
-        let n = check_len(unsafe { libc::mq_timedreceive(reader, shared.text(offset).cast(), max, &mut priority, &past) });
-        match n {
-            Ok(bytes) => {
-                // SAFETY: the entry is in the mapping.
-                unsafe { shared.entry(received).write(Entry { priority, bytes }) };
-                offset += bytes;
+        match mq::receive_into(reader, &board.memory, (at, max)) {
+            Ok((bytes, priority)) => {
+                let entry = BOARD + 2 * received;
+                board.note(entry, priority as usize);
+                board.note(entry + 1, bytes);
+                at += bytes;
                 received += 1;
                 // Now, not in the end: the agent sends again what this process, killed, has not.
-                // SAFETY: the board is in the mapping, and the agent reads it after the end of this process.
-                unsafe { board.write(Board { received, sent, error }) };
+                board.note(RECEIVED, received);
             }
             Err(e) => {
-                error = e.raw_os_error().unwrap_or(0);
+                board.note(ERROR, e.raw_os_error().unwrap_or(0) as usize);
                 break;
             }
         }
     }
-    offset = 0;
-    while sent < received {
-        // SAFETY: written above.
-        let e = unsafe { shared.entry(sent).read() };
-        // SAFETY: the text was received there.
-        let done = check(unsafe { libc::mq_timedsend(writer, shared.text(offset).cast(), e.bytes, e.priority, &past) });
-        if done.is_err() {
+    at = board.data.start;
+    for sent in 0..received {
+        let (priority, bytes) = board.entry(sent);
+        if mq::send_from(writer, &board.memory, (at, bytes), priority).is_err() {
             break;
         }
-        offset += e.bytes;
-        sent += 1;
-        // SAFETY: as above.
-        unsafe { board.write(Board { received, sent, error }) };
+        at += bytes;
+        board.note(SENT, sent + 1);
     }
-    // SAFETY: the board is in the mapping, and the agent reads it after the end of this process.
-    unsafe { board.write(Board { received, sent, error }) };
-    // SAFETY: ends the process without running what the agent has registered.
-    unsafe { libc::_exit(0) }
+    0
 }
 
 /// Sends what did not fit, as soon as it does.
@@ -204,10 +156,8 @@ pub(super) fn send_later(writer: OwnedFd, messages: Vec<Message>) {
     std::thread::spawn(move || {
         for (priority, text) in messages {
             loop {
-                // SAFETY: the text is valid for reading.
-                let sent = check(unsafe { libc::mq_send(writer.as_raw_fd(), text.as_ptr().cast(), text.len(), priority) });
-                match sent.map_err(|e| e.kind()) {
-                    Ok(_) => break,
+                match mq::send(&writer, &text, priority).map_err(|e| e.kind()) {
+                    Ok(()) => break,
                     Err(io::ErrorKind::WouldBlock) => drop(fd::wait(writer.as_raw_fd(), libc::POLLOUT, -1)),
                     Err(io::ErrorKind::Interrupted) => {}
                     Err(error) => return tracing::error!(%error, "a message is lost"),
@@ -220,7 +170,6 @@ pub(super) fn send_later(writer: OwnedFd, messages: Vec<Message>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd as _;
 
     const COUNT: usize = 5;
     const LONG: usize = 6000;
@@ -228,33 +177,17 @@ mod tests {
     /// A queue of its own with messages that are all long, opened twice.
     fn queue(test: &str) -> [OwnedFd; 2] {
         let name = std::ffi::CString::new(format!("/belay-drain-{test}-{}", std::process::id())).unwrap();
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
-        (a.mq_maxmsg, a.mq_msgsize) = (COUNT as i64, LONG as i64);
-        let mut open = || {
-            let flags = libc::O_CREAT | libc::O_RDWR | libc::O_CLOEXEC;
-            // SAFETY: the name and the attributes are live; the mode is a number.
-            let made = check(unsafe { libc::mq_open(name.as_ptr(), flags, 0o600, &raw mut a) }).unwrap();
-            // SAFETY: the kernel has just returned it.
-            unsafe { OwnedFd::from_raw_fd(made) }
-        };
-        let both = [open(), open()];
-        // SAFETY: the name is live.
-        check(unsafe { libc::mq_unlink(name.as_ptr()) }).unwrap();
+        let one = mq::create(&name, 0o600, COUNT as i64, LONG as i64).unwrap();
+        let other = fd::open(&fd::self_path(one.as_raw_fd()), libc::O_RDWR, 0).unwrap();
+        mq::unlink(&name).unwrap();
         for i in 0..COUNT {
-            let text = vec![i as u8; LONG];
-            // SAFETY: the text is valid for reading.
-            check(unsafe { libc::mq_send(both[1].as_raw_fd(), text.as_ptr().cast(), LONG, 1) }).unwrap();
+            mq::send(&other, &vec![i as u8; LONG], 1).unwrap();
         }
-        both
+        [one, other]
     }
 
     fn waiting(queue: &OwnedFd) -> i64 {
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: `a` is valid for writing.
-        check(unsafe { libc::mq_getattr(queue.as_raw_fd(), &mut a) }).unwrap();
-        a.mq_curmsgs
+        mq::attributes(queue).unwrap().mq_curmsgs
     }
 
     #[test]

@@ -13,12 +13,15 @@ use crate::kind::{nothing, Candidate, Kind, Look};
 use crate::model::{DescId, Description, Descriptors, FsPath};
 use crate::session::Session;
 use crate::state::Part;
-use crate::sys::{check, fd};
+use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
+use belay_kernel::mq;
+use belay_kernel::numbers::lend;
 use notification::Notification;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Limits of an IPC namespace, below `/proc/sys/fs/mqueue`.
 const LIMITS: [&str; 5] = ["queues_max", "msg_max", "msgsize_max", "msg_default", "msgsize_default"];
@@ -208,11 +211,7 @@ fn object(s: &mut Session<'_>, users: &[DescId]) -> Result<QueueObject, Fault> {
 }
 
 fn attributes(raw: RawFd) -> Result<libc::mq_attr, Fault> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: `a` is valid for writing.
-    check(unsafe { libc::mq_getattr(raw, &mut a) }).at("mq_getattr")?;
-    Ok(a)
+    lend(raw).and_then(mq::attributes).at("mq_getattr")
 }
 
 /// What the kernel tells a reader of the queue's file.
@@ -277,26 +276,17 @@ fn prepare(list: &[QueueObject], blobs: &BlobReader) -> Result<Vec<BuiltQueue>, 
 
 fn make(q: &QueueObject, blobs: &BlobReader) -> Result<BuiltQueue, Fault> {
     let name = fd::c_path(q.name.as_path()).at("its name")?;
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut a: libc::mq_attr = unsafe { std::mem::zeroed() };
-    (a.mq_maxmsg, a.mq_msgsize) = (q.max_messages, q.message_bytes);
-    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC;
-    // SAFETY: the name and the attributes are live; the mode is a number.
-    let made = check(unsafe { libc::mq_open(name.as_ptr(), flags, 0o600, &raw mut a) });
-    let made = made.at(format!(
+    let made = mq::create(&name, 0o600, q.max_messages, q.message_bytes);
+    let queue = made.at(format!(
         "make it for {} messages of {} bytes (fs.mqueue limits, RLIMIT_MSGQUEUE)",
         q.max_messages, q.message_bytes
     ))?;
-    // SAFETY: the kernel has just returned it.
-    let queue = unsafe { OwnedFd::from_raw_fd(made) };
     if q.deleted {
-        // SAFETY: the name is live.
-        check(unsafe { libc::mq_unlink(name.as_ptr()) }).at("remove its name")?;
+        mq::unlink(&name).at("remove its name")?;
     }
     for (priority, text) in &q.messages {
-        let text = blobs.get(text)?;
-        // SAFETY: the text is valid for reading. The queue has room for all its messages, so this does not wait.
-        check(unsafe { libc::mq_send(queue.as_raw_fd(), text.as_ptr().cast(), text.len(), *priority) }).at("put a message back")?;
+        // The queue has room for all its messages, so this does not wait.
+        mq::send(&queue, &blobs.get(text)?, *priority).at("put a message back")?;
     }
     Ok(BuiltQueue(queue))
 }
@@ -304,11 +294,9 @@ fn make(q: &QueueObject, blobs: &BlobReader) -> Result<BuiltQueue, Fault> {
 fn settle(q: &QueueObject, raw: RawFd) -> Result<(), Fault> {
     let stat = fd::fstat(raw).at("stat")?;
     if (stat.st_uid, stat.st_gid) != q.owner {
-        // SAFETY: takes numbers only.
-        check(unsafe { libc::fchown(raw, q.owner.0, q.owner.1) }).at("set its owner")?;
+        fd::fchown(raw, q.owner).at("set its owner")?;
     }
-    // SAFETY: takes numbers only.
-    check(unsafe { libc::fchmod(raw, q.mode) }).at("set its mode").map(drop)
+    fd::fchmod(raw, q.mode).at("set its mode")
 }
 
 /// The namespace's limits as they were, as far as they may be set here: `make` finds out whether they suffice.
@@ -324,36 +312,30 @@ fn set_limits(limits: &[u64]) -> Result<(), Fault> {
 }
 
 /// The soft limit on memory for queues raised to the hard one while queues are made.
-struct MemoryLimit(libc::rlimit);
+struct MemoryLimit(Rlimit);
 
 impl MemoryLimit {
-    fn raise() -> Option<Self> {
-        let mut old = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
+    fn raise() -> Self {
+        let old = getrlimit(Resource::Msgqueue);
+        let all = Rlimit {
+            current: None,
+            maximum: None,
         };
-        // SAFETY: `old` is valid for writing.
-        check(unsafe { libc::getrlimit(libc::RLIMIT_MSGQUEUE, &mut old) }).ok()?;
-        let all = libc::rlimit {
-            rlim_cur: libc::RLIM_INFINITY,
-            rlim_max: libc::RLIM_INFINITY,
+        let hard = Rlimit {
+            current: old.maximum,
+            maximum: old.maximum,
         };
-        let hard = libc::rlimit {
-            rlim_cur: old.rlim_max,
-            ..old
-        };
-        // SAFETY: the limits are valid for reading. Only root may set the first; a failure of both shows when a queue is made.
-        let _ = unsafe { libc::setrlimit(libc::RLIMIT_MSGQUEUE, &all) == 0 || libc::setrlimit(libc::RLIMIT_MSGQUEUE, &hard) == 0 };
-        Some(Self(old))
+        // Only root may set the first; a failure of both shows when a queue is made.
+        let _ = setrlimit(Resource::Msgqueue, all).or_else(|_| setrlimit(Resource::Msgqueue, hard));
+        Self(old)
     }
 }
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // SAFETY: the limit is valid for reading; lowering is always allowed.
-        let back = unsafe { libc::setrlimit(libc::RLIMIT_MSGQUEUE, &self.0) };
-        if back == -1 {
-            tracing::warn!(error = %std::io::Error::last_os_error(), "could not lower the limit of message queues again");
+        // Lowering is always allowed.
+        if let Err(error) = setrlimit(Resource::Msgqueue, self.0) {
+            tracing::warn!(%error, "could not lower the limit of message queues again");
         }
     }
 }

@@ -5,12 +5,11 @@ use crate::fault::{refuse, At, Fault, Refusal};
 use crate::inside::Registration;
 use crate::model::{DescId, Descriptors};
 use crate::session::Session;
-use crate::sys::{check, sock};
+use crate::sys::sock;
+use belay_kernel::mq;
+use belay_kernel::numbers::lend;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{OwnedFd, RawFd};
-
-/// What the kernel sends to a netlink socket for SIGEV_THREAD, bytes.
-const COOKIE_BYTES: usize = 32;
 
 /// One registration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -108,24 +107,15 @@ pub(crate) fn install(d: &Descriptors, pid: i32) -> Result<(), Refusal> {
 
 impl Notification {
     fn register(&self) -> Result<(), Fault> {
-        let mut cookie: [u8; COOKIE_BYTES];
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
-        event.sigev_notify = self.how;
-        if self.how == libc::SIGEV_THREAD {
-            let Ok(saved) = self.cookie.as_slice().try_into() else {
+        let told = if self.how == libc::SIGEV_THREAD {
+            let Ok(cookie) = self.cookie.as_slice().try_into() else {
                 return refuse("damaged image: what its thread is told does not have 32 bytes");
             };
-            cookie = saved;
-            event.sigev_signo = self.socket;
-            event.sigev_value.sival_ptr = cookie.as_mut_ptr().cast();
+            mq::Told::Socket(self.socket, cookie)
         } else {
-            event.sigev_signo = self.signal;
-            event.sigev_value.sival_ptr = std::ptr::without_provenance_mut(usize::try_from(self.value).unwrap_or(0));
-        }
-        // SAFETY: the kernel reads the event, and the cookie where it points to that.
-        let done = unsafe { libc::syscall(libc::SYS_mq_notify, self.fd, &raw const event) };
-        check(i32::try_from(done).unwrap_or(-1)).at(format!("register for notification with descriptor {}", self.fd))?;
-        Ok(())
+            mq::Told::Signal(self.how, self.signal, self.value)
+        };
+        let registered = lend(self.fd).and_then(|queue| mq::notify(queue, told));
+        registered.at(format!("register for notification with descriptor {}", self.fd))
     }
 }

@@ -8,10 +8,15 @@ use crate::fault::{At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart, Place};
 use crate::model::{DescId, Description, Descriptors, Slot};
 use crate::session::Session;
-use crate::sys::{check, fd};
+use crate::sys::fd;
+use belay_kernel::apart;
+use belay_kernel::numbers::{self, lend};
+use belay_kernel::pidfd::{self, exit_status};
+use rustix::io::Errno;
+use rustix::process::{setrlimit, Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// A pidfd.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -37,19 +42,6 @@ struct Ended {
 /// Pidfds of processes that have ended, by inode: made together, each is taken by one description.
 #[derive(Debug, Default)]
 struct Siblings(HashMap<u64, Vec<(i32, OwnedFd)>>);
-
-/// As much of `struct pidfd_info` as its first version has.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Info {
-    mask: u64,
-    cgroup: u64,
-    ids: [u32; 11],
-    exit_code: i32,
-}
-
-const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
-const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
 impl PidfdState {
     /// The task that it names, if it must be there.
@@ -150,7 +142,7 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fault> {
         let taken = s.take(id)?;
         let is_file = fd::fs_magic(taken.raw()).at("read the type of its file system")? == PIDFS;
         ended.inode = is_file.then_some(found.stat.st_ino);
-        ended.status = status(taken.raw());
+        ended.status = lend(taken.raw()).ok().and_then(exit_status);
     }
     Ok(PidfdState {
         pid: lives.then_some(pid),
@@ -159,64 +151,36 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PidfdState, Fault> {
     })
 }
 
-/// How the process of a pidfd has ended, where the kernel tells.
-fn status(pidfd: RawFd) -> Option<i32> {
-    let mut info = Info {
-        mask: PIDFD_INFO_EXIT,
-        ..Info::default()
-    };
-    // SAFETY: the request reads and writes as many bytes as its number says, which `Info` has.
-    let told = check(unsafe { libc::ioctl(pidfd, PIDFD_GET_INFO, &raw mut info) });
-    (told.is_ok() && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
-}
-
 /// What `make` makes of a process that has ended, as `status` says (by SIGKILL, where it says nothing), and been waited
 /// for when this function returns.
 pub(crate) fn with_short_lived<T>(status: Option<i32>, make: impl FnOnce(i32) -> Result<T, Fault>) -> Result<T, Fault> {
     let (until, told) = fd::pipe(libc::O_CLOEXEC).at("pipe")?;
-    // SAFETY: the child runs nothing of the parent's.
-    let child = check(unsafe { libc::fork() }).at("fork")?;
-    if child == 0 {
+    let child = apart::child(|| {
         // What the parent closes must be closed here too.
-        drop(told);
-        end_after(until.as_raw_fd(), status.unwrap_or(libc::SIGKILL));
-    }
-    let made = make(child);
+        let _ = numbers::close(told.as_raw_fd(), told.as_raw_fd());
+        end_after(&until, status.unwrap_or(libc::SIGKILL))
+    });
+    let child = child.at("fork")?;
+    let made = make(child.pid());
     drop(told);
-    let mut status = 0;
-    // SAFETY: `status` is valid for writing; the child is ours.
-    check(unsafe { libc::waitpid(child, &mut status, 0) }).at("wait for a child")?;
+    child.wait(0).at("wait for a child")?;
     made
 }
 
 /// Ends as `status` says when nobody can write to the pipe any more: when the parent wants it or has ended.
-fn end_after(pipe: RawFd, status: i32) -> ! {
-    let signal = libc::WTERMSIG(status);
-    let no_core = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+fn end_after(pipe: &OwnedFd, status: i32) -> ! {
+    let no_core = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
     };
-    let mut byte = 0u8;
-    // SAFETY: these calls take numbers, a byte to be written and two structures of this function's.
-    unsafe {
-        libc::setrlimit(libc::RLIMIT_CORE, &no_core);
-        while libc::read(pipe, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
-        if libc::WIFSIGNALED(status) {
-            let mut set = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            libc::signal(signal, libc::SIG_DFL);
-            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
-            libc::kill(libc::getpid(), signal);
-            libc::kill(libc::getpid(), libc::SIGKILL);
-        }
-        libc::_exit(libc::WEXITSTATUS(status))
+    let _ = setrlimit(Resource::Core, no_core);
+    while rustix::io::read(pipe, &mut [0]) == Err(Errno::INTR) {}
+    if libc::WIFSIGNALED(status) {
+        apart::end_by(libc::WTERMSIG(status));
     }
+    apart::end(libc::WEXITSTATUS(status))
 }
 
 fn open(pid: i32, flags: i32) -> Result<OwnedFd, Fault> {
-    // SAFETY: pidfd_open takes numbers only.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
-    let fd = check(i32::try_from(fd).unwrap_or(-1)).at(format!("pidfd_open of process {pid}"))?;
-    // SAFETY: the kernel has just returned this number.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    pidfd::open_with(pid, flags).at(format!("pidfd_open of process {pid}"))
 }

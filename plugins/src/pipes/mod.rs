@@ -169,7 +169,7 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
         (None, true, false) if fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLHUP == 0 => Some("write"),
         _ => None,
     };
-    let capacity = fd::fcntl(raw, libc::F_GETPIPE_SZ, 0).at("read its capacity")?;
+    let capacity = fd::pipe_size(raw).at("read its capacity")?;
     let reads = |id: &&DescId| s.found[**id].access() != libc::O_WRONLY;
     let pieces = match (ids.iter().find(reads), &fifo) {
         (Some(id), _) => packets::copy(s.take(*id)?.raw(), capacity)?,
@@ -261,8 +261,8 @@ fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<B
         None => fd::pipe(libc::O_NONBLOCK).at("make a pipe")?,
         Some(f) => open_fifo(f, sights)?,
     };
-    if fd::fcntl(write.as_raw_fd(), libc::F_GETPIPE_SZ, 0).at("read its capacity")? != object.capacity {
-        match fd::fcntl(write.as_raw_fd(), libc::F_SETPIPE_SZ, object.capacity) {
+    if fd::pipe_size(write.as_raw_fd()).at("read its capacity")? != object.capacity {
+        match fd::set_pipe_size(write.as_raw_fd(), object.capacity) {
             // The user has too many pipes. It stays as small as the system makes a new one; what is in flight must fit.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 tracing::warn!(
@@ -270,7 +270,7 @@ fn prepare(object: &PipeObject, sights: &Sights, blobs: &BlobReader) -> Result<B
                     "a pipe is smaller than it was (pipe-user-pages-soft)"
                 );
             }
-            set => drop(set.at("set its capacity")?),
+            set => set.at("set its capacity")?,
         }
     }
     let is_packet = |at: usize| object.packets && at < object.data.len() && !object.streams.contains(&at);

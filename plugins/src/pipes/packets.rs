@@ -67,12 +67,8 @@ impl Copied {
         let (read, write) = fd::pipe(libc::O_NONBLOCK).at("make a pipe")?;
         let raw = write.as_raw_fd();
         // A user who has many pipes gets only small ones. They are mostly large enough for what is in flight.
-        let small = fd::fcntl(raw, libc::F_GETPIPE_SZ, 0).at("read a capacity")? < capacity;
-        let widened = if small {
-            fd::fcntl(raw, libc::F_SETPIPE_SZ, capacity)
-        } else {
-            Ok(capacity)
-        };
+        let small = fd::pipe_size(raw).at("read a capacity")? < capacity;
+        let widened = if small { fd::set_pipe_size(raw, capacity) } else { Ok(()) };
         let copied = fd::tee(reader, raw, bytes).at("copy its data (tee)")?;
         if copied != bytes {
             widened.at("make a pipe of the same capacity (see /proc/sys/fs/pipe-user-pages-soft)")?;

@@ -6,7 +6,7 @@ use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
 use crate::model::Description;
 use crate::session::Session;
 use serde::{Deserialize, Serialize};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// A signalfd.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -43,10 +43,5 @@ impl Kind for Signalfd {
 
 fn make(d: &Description, state: &SignalfdState) -> Result<OwnedFd, Fault> {
     let flags = libc::SFD_CLOEXEC | (d.flags & libc::O_NONBLOCK);
-    // The kernel's set is 8 bytes, libc's is larger: the call is made directly.
-    // SAFETY: the mask is valid for reading 8 bytes.
-    let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const state.mask, 8, flags) };
-    let fd = crate::sys::check(i32::try_from(fd).unwrap_or(-1)).at("signalfd")?;
-    // SAFETY: the kernel has just returned this number.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    belay_kernel::masks::signalfd(state.mask, flags).at("signalfd")
 }

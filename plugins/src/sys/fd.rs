@@ -1,28 +1,55 @@
 //! Calls on descriptors: open, flags, offsets, data.
 
-use super::{check, check_len};
+use belay_kernel::numbers::{self, lend};
+use belay_kernel::{dir, ioctl};
+use rustix::event::EventfdFlags;
+use rustix::fs::{AtFlags, Gid, MemfdFlags, Mode, OFlags, RenameFlags, SealFlags, SeekFrom, Uid, CWD};
+use rustix::io::FdFlags;
+use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// `fcntl` commands that the libc crate lacks.
-pub(crate) const F_SETSIG: i32 = 10;
-/// Reads what [`F_SETSIG`] sets.
-pub(crate) const F_GETSIG: i32 = 11;
-/// Sets who is signalled: two integers, kind and number.
-pub(crate) const F_SETOWN_EX: i32 = 15;
-/// Reads what [`F_SETOWN_EX`] sets.
-pub(crate) const F_GETOWN_EX: i32 = 16;
+/// What is used of `struct stat`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Stat {
+    pub(crate) st_dev: u64,
+    pub(crate) st_ino: u64,
+    pub(crate) st_mode: u32,
+    pub(crate) st_nlink: u64,
+    pub(crate) st_uid: u32,
+    pub(crate) st_gid: u32,
+    pub(crate) st_rdev: u64,
+    pub(crate) st_size: i64,
+    pub(crate) st_blksize: i64,
+    pub(crate) st_blocks: i64,
+    pub(crate) st_atime: i64,
+    pub(crate) st_atime_nsec: i64,
+    pub(crate) st_mtime: i64,
+    pub(crate) st_mtime_nsec: i64,
+}
 
-/// `struct stat`.
-pub(crate) type Stat = libc::stat;
-
-/// Takes ownership of a descriptor number that a system call has just returned.
-fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass a number that the kernel has just returned to them and that nobody else knows.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+impl From<rustix::fs::Stat> for Stat {
+    fn from(s: rustix::fs::Stat) -> Self {
+        Self {
+            st_dev: s.st_dev,
+            st_ino: s.st_ino,
+            st_mode: s.st_mode,
+            st_nlink: s.st_nlink,
+            st_uid: s.st_uid,
+            st_gid: s.st_gid,
+            st_rdev: s.st_rdev,
+            st_size: s.st_size,
+            st_blksize: s.st_blksize,
+            st_blocks: s.st_blocks,
+            st_atime: s.st_atime,
+            st_atime_nsec: s.st_atime_nsec,
+            st_mtime: s.st_mtime,
+            st_mtime_nsec: s.st_mtime_nsec,
+        }
+    }
 }
 
 /// `path` with the final zero byte.
@@ -30,11 +57,14 @@ pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
+/// Flags of `open`, and close-on-exec.
+fn open_flags(flags: i32) -> OFlags {
+    OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::CLOEXEC
+}
+
 /// Opens `path`; close-on-exec is set.
 pub(crate) fn open(path: &Path, flags: i32, mode: u32) -> io::Result<OwnedFd> {
-    let path = c_path(path)?;
-    // SAFETY: `path` is a valid C string for the call.
-    check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC, mode) }).map(own)
+    Ok(rustix::fs::open(path, open_flags(flags), Mode::from_bits_retain(mode))?)
 }
 
 /// Opens the directory that `path` lies in, to make and look for what has its last name: wherever `path` leads by then.
@@ -50,79 +80,56 @@ pub(crate) fn find_at(dir: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 
 /// The same of `name`.
 pub(crate) fn find_in(dir: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
-    let name = c_path(name.as_ref())?;
-    // SAFETY: `name` is a valid C string for the call, and `dir` a live descriptor.
-    let fd = unsafe {
-        libc::openat(
-            dir.as_raw_fd(),
-            name.as_ptr(),
-            libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC,
-        )
-    };
-    check(fd).map(own)
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?)
 }
 
 /// Makes a directory with the last name of `path` in directory `dir`, closed to others.
 pub(crate) fn mkdir_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
-    let name = last_name(path)?;
-    // SAFETY: as above.
-    check(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) }).map(drop)
+    Ok(rustix::fs::mkdirat(dir, last_name(path)?, Mode::RWXU)?)
 }
 
 /// The same of a FIFO.
 pub(crate) fn mkfifo_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
-    let name = last_name(path)?;
-    // SAFETY: as above.
-    check(unsafe { libc::mkfifoat(dir.as_raw_fd(), name.as_ptr(), 0o600) }).map(drop)
+    Ok(rustix::fs::mkfifoat(dir, last_name(path)?, Mode::RUSR | Mode::WUSR)?)
 }
 
 /// Makes a file with the last name of `path` in directory `dir`, where nothing has that name, for this user alone.
 pub(crate) fn create_at(dir: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
-    let name = last_name(path)?;
-    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: as above.
-    check(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags, 0o600) }).map(own)
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, last_name(path)?, flags, Mode::RUSR | Mode::WUSR)?)
 }
 
 /// Gives what has the last name of `from` in directory `dir` the last name of `to` there.
 pub(crate) fn rename_at(dir: &OwnedFd, from: &Path, to: &Path) -> io::Result<()> {
-    let (from, to) = (last_name(from)?, last_name(to)?);
-    // SAFETY: both are valid C strings for the call, and `dir` a live descriptor.
-    check(unsafe { libc::renameat(dir.as_raw_fd(), from.as_ptr(), dir.as_raw_fd(), to.as_ptr()) }).map(drop)
+    Ok(rustix::fs::renameat(dir, last_name(from)?, dir, last_name(to)?)?)
 }
 
 /// The same where nothing has that name yet.
 pub(crate) fn rename_new_at(dir: &OwnedFd, from: &Path, to: &Path) -> io::Result<()> {
-    let (old, new, dir_fd) = (last_name(from)?, last_name(to)?, dir.as_raw_fd());
-    // SAFETY: both are valid C strings for the call, and `dir` a live descriptor.
-    let renamed = unsafe { libc::renameat2(dir_fd, old.as_ptr(), dir_fd, new.as_ptr(), libc::RENAME_NOREPLACE) };
-    match check(renamed) {
+    let (old, new) = (last_name(from)?, last_name(to)?);
+    match rustix::fs::renameat_with(dir, old, dir, new, RenameFlags::NOREPLACE) {
         // Not every file system can do this.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            // SAFETY: as above.
-            check(unsafe { libc::linkat(dir_fd, old.as_ptr(), dir_fd, new.as_ptr(), 0) })?;
+        Err(rustix::io::Errno::INVAL) => {
+            rustix::fs::linkat(dir, old, dir, new, AtFlags::empty())?;
             unlink_at(dir, from)
         }
-        renamed => renamed.map(drop),
+        renamed => Ok(renamed?),
     }
 }
 
 /// Removes what has the last name of `path` in directory `dir`, and is not a directory.
 pub(crate) fn unlink_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
-    let name = last_name(path)?;
-    // SAFETY: as above.
-    check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) }).map(drop)
+    Ok(rustix::fs::unlinkat(dir, last_name(path)?, AtFlags::empty())?)
 }
 
 /// Removes the empty directory that has the last name of `path` in directory `dir`.
 pub(crate) fn rmdir_at(dir: &OwnedFd, path: &Path) -> io::Result<()> {
-    let name = last_name(path)?;
-    // SAFETY: as above.
-    check(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), libc::AT_REMOVEDIR) }).map(drop)
+    Ok(rustix::fs::unlinkat(dir, last_name(path)?, AtFlags::REMOVEDIR)?)
 }
 
-fn last_name(path: &Path) -> io::Result<CString> {
-    c_path(path.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_ref())
+fn last_name(path: &Path) -> io::Result<&OsStr> {
+    Ok(path.file_name().ok_or(io::ErrorKind::InvalidInput)?)
 }
 
 /// Opens `path` for reading with more `flags`. The program's file keeps its time of last access, where that may be
@@ -146,30 +153,47 @@ pub(crate) fn reopen(fd: RawFd, flags: i32) -> io::Result<OwnedFd> {
 
 /// `fstat`.
 pub(crate) fn fstat(fd: RawFd) -> io::Result<Stat> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut stat: Stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is valid for writing.
-    check(unsafe { libc::fstat(fd, &mut stat) })?;
-    Ok(stat)
+    Ok(rustix::fs::fstat(lend(fd)?)?.into())
+}
+
+/// Sets owner and group.
+pub(crate) fn fchown(fd: RawFd, owner: (u32, u32)) -> io::Result<()> {
+    let (user, group) = owner_and_group(owner);
+    Ok(rustix::fs::fchown(lend(fd)?, user, group)?)
+}
+
+/// The same, also where `fd` is open by O_PATH.
+pub(crate) fn chown_found(fd: RawFd, owner: (u32, u32)) -> io::Result<()> {
+    let (user, group) = owner_and_group(owner);
+    Ok(rustix::fs::chownat(lend(fd)?, c"", user, group, AtFlags::EMPTY_PATH)?)
+}
+
+/// The number that nobody has leaves either as it is.
+fn owner_and_group((user, group): (u32, u32)) -> (Option<Uid>, Option<Gid>) {
+    let is_one = |id: u32| id != u32::MAX;
+    (
+        is_one(user).then(|| Uid::from_raw(user)),
+        is_one(group).then(|| Gid::from_raw(group)),
+    )
+}
+
+/// Sets the mode.
+pub(crate) fn fchmod(fd: RawFd, mode: u32) -> io::Result<()> {
+    Ok(rustix::fs::fchmod(lend(fd)?, Mode::from_bits_retain(mode))?)
 }
 
 /// What `fstat` would say of a `/proc/PID/fd` whose process has ended: the kernel says nothing of it.
 pub(crate) fn lost_directory() -> Stat {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut stat: Stat = unsafe { std::mem::zeroed() };
-    stat.st_mode = libc::S_IFDIR | 0o500;
-    stat
+    Stat {
+        st_mode: libc::S_IFDIR | 0o500,
+        ..Stat::default()
+    }
 }
 
 /// `stat`, or `lstat` where `follow` is not set.
 pub(crate) fn stat(path: &Path, follow: bool) -> io::Result<Stat> {
-    let path = c_path(path)?;
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut stat: Stat = unsafe { std::mem::zeroed() };
-    let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-    // SAFETY: `path` is a valid C string and `stat` is valid for writing.
-    check(unsafe { libc::fstatat(libc::AT_FDCWD, path.as_ptr(), &mut stat, flags) })?;
-    Ok(stat)
+    let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    Ok(rustix::fs::statat(CWD, path, flags)?.into())
 }
 
 /// Modification time, nanoseconds since the epoch.
@@ -184,91 +208,89 @@ pub(crate) fn atime_ns(stat: &Stat) -> i64 {
 
 /// Type of the file system `fd` lies on (`*_SUPER_MAGIC`).
 pub(crate) fn fs_magic(fd: RawFd) -> io::Result<i64> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `fs` is valid for writing.
-    check(unsafe { libc::fstatfs(fd, &mut fs) })?;
-    Ok(fs.f_type)
-}
-
-/// `fcntl` with a number as argument.
-pub(crate) fn fcntl(fd: RawFd, cmd: i32, arg: i32) -> io::Result<i32> {
-    // SAFETY: callers use commands whose argument is a number or absent.
-    check(unsafe { libc::fcntl(fd, cmd, arg) })
+    Ok(rustix::fs::fstatfs(lend(fd)?)?.f_type)
 }
 
 /// Status flags and access mode.
 pub(crate) fn flags(fd: RawFd) -> io::Result<i32> {
-    fcntl(fd, libc::F_GETFL, 0)
+    Ok(rustix::fs::fcntl_getfl(lend(fd)?)?.bits().cast_signed())
 }
 
 /// Sets the status flags.
 pub(crate) fn set_flags(fd: RawFd, flags: i32) -> io::Result<()> {
-    fcntl(fd, libc::F_SETFL, flags).map(drop)
+    let flags = OFlags::from_bits_retain(flags.cast_unsigned());
+    Ok(rustix::fs::fcntl_setfl(lend(fd)?, flags)?)
+}
+
+/// Whether close-on-exec is set.
+pub(crate) fn is_cloexec(fd: RawFd) -> io::Result<bool> {
+    Ok(rustix::io::fcntl_getfd(lend(fd)?)?.contains(FdFlags::CLOEXEC))
+}
+
+/// Seals of a memory file (`F_SEAL_*`).
+pub(crate) fn seals(fd: RawFd) -> io::Result<i32> {
+    Ok(rustix::fs::fcntl_get_seals(lend(fd)?)?.bits().cast_signed())
+}
+
+/// Adds seals to those that a memory file has.
+pub(crate) fn add_seals(fd: RawFd, seals: i32) -> io::Result<()> {
+    let seals = SealFlags::from_bits_retain(seals.cast_unsigned());
+    Ok(rustix::fs::fcntl_add_seals(lend(fd)?, seals)?)
 }
 
 /// Duplicates `fd` to a number of at least `min`, close-on-exec set.
 pub(crate) fn dup_from(fd: RawFd, min: RawFd) -> io::Result<OwnedFd> {
-    fcntl(fd, libc::F_DUPFD_CLOEXEC, min).map(own)
+    Ok(rustix::io::fcntl_dupfd_cloexec(lend(fd)?, min)?)
 }
 
 /// Duplicates `from` to exactly the number `to`, which the caller knows how to close.
 pub(crate) fn dup_to(from: RawFd, to: RawFd, cloexec: bool) -> io::Result<()> {
+    let source = lend(from)?;
     if from == to {
-        return fcntl(from, libc::F_SETFD, if cloexec { libc::FD_CLOEXEC } else { 0 }).map(drop);
+        let flags = if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() };
+        return Ok(rustix::io::fcntl_setfd(source, flags)?);
     }
-    // SAFETY: dup3 takes numbers only; the owner of `to`, if any, is the process whose table is being laid out.
-    check(unsafe { libc::dup3(from, to, if cloexec { libc::O_CLOEXEC } else { 0 }) }).map(drop)
-}
-
-/// Closes all numbers from `first` to `last`, both included.
-pub(crate) fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
-    // SAFETY: close_range takes numbers only; it is called where a process's table is laid out anew, and no owner outlives that.
-    check(i32::try_from(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).unwrap_or(-1)).map(drop)
+    numbers::duplicate_to(source, to, cloexec)
 }
 
 /// `lseek`.
-pub(crate) fn seek(fd: RawFd, offset: i64, whence: i32) -> io::Result<i64> {
-    // SAFETY: lseek takes numbers only.
-    let at = unsafe { libc::lseek64(fd, offset, whence) };
-    if at == -1 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(at)
-    }
+pub(crate) fn seek(fd: RawFd, to: SeekFrom) -> io::Result<u64> {
+    Ok(rustix::fs::seek(lend(fd)?, to)?)
+}
+
+/// Goes to an offset that `lseek` has told, or `fdinfo`; one below zero is an error of the call.
+pub(crate) fn go_to(fd: RawFd, offset: i64) -> io::Result<()> {
+    seek(fd, SeekFrom::Start(offset.cast_unsigned())).map(drop)
 }
 
 /// Sets the length of a file.
 pub(crate) fn truncate(fd: RawFd, bytes: u64) -> io::Result<()> {
-    let bytes = i64::try_from(bytes).map_err(io::Error::other)?;
-    // SAFETY: ftruncate takes numbers only.
-    check(unsafe { libc::ftruncate64(fd, bytes) }).map(drop)
+    i64::try_from(bytes).map_err(io::Error::other)?;
+    Ok(rustix::fs::ftruncate(lend(fd)?, bytes)?)
 }
 
 /// `read`; 0 means end of file.
 pub(crate) fn read(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: `buf` is valid for writing its length.
-    check_len(unsafe { libc::read(fd, buf.as_mut_ptr().cast(), buf.len()) })
+    Ok(rustix::io::read(lend(fd)?, buf)?)
 }
 
 /// `write`.
 pub(crate) fn write(fd: RawFd, buf: &[u8]) -> io::Result<usize> {
-    // SAFETY: `buf` is valid for reading its length.
-    check_len(unsafe { libc::write(fd, buf.as_ptr().cast(), buf.len()) })
+    Ok(rustix::io::write(lend(fd)?, buf)?)
 }
 
 /// `pread` until `buf` is full or the file ends.
 pub(crate) fn read_at(fd: RawFd, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    let fd = lend(fd)?;
     let mut done = 0;
     while done < buf.len() {
-        let rest = &mut buf[done..];
-        let at = i64::try_from(offset + done as u64).map_err(io::Error::other)?;
-        // SAFETY: `rest` is valid for writing its length.
-        match check_len(unsafe { libc::pread64(fd, rest.as_mut_ptr().cast(), rest.len(), at) }) {
+        let at = offset + done as u64;
+        i64::try_from(at).map_err(io::Error::other)?;
+        match rustix::io::pread(fd, &mut buf[done..], at) {
             Ok(0) => break,
             Ok(n) => done += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(done)
@@ -276,88 +298,77 @@ pub(crate) fn read_at(fd: RawFd, buf: &mut [u8], offset: u64) -> io::Result<usiz
 
 /// `pwrite` of all of `buf`.
 pub(crate) fn write_at(fd: RawFd, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
+    let fd = lend(fd)?;
     while !buf.is_empty() {
-        let at = i64::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: `buf` is valid for reading its length.
-        match check_len(unsafe { libc::pwrite64(fd, buf.as_ptr().cast(), buf.len(), at) }) {
+        i64::try_from(offset).map_err(io::Error::other)?;
+        match rustix::io::pwrite(fd, buf, offset) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => {
                 buf = &buf[n..];
                 offset += n as u64;
             }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(())
 }
 
-/// `ioctl` that writes a plain value of type `T`.
-pub(crate) fn ioctl_get<T: Default>(fd: RawFd, request: libc::c_ulong) -> io::Result<T> {
-    let mut value = T::default();
-    // SAFETY: callers pair the request with the type that the kernel writes for it.
-    check(unsafe { libc::ioctl(fd, request, &mut value) })?;
-    Ok(value)
-}
-
-/// `ioctl` that reads a plain value of type `T`.
-pub(crate) fn ioctl_set<T>(fd: RawFd, request: libc::c_ulong, value: &T) -> io::Result<i32> {
-    // SAFETY: callers pair the request with the type that the kernel reads for it.
-    check(unsafe { libc::ioctl(fd, request, value) })
-}
-
-/// `ioctl` whose argument is a number.
-pub(crate) fn ioctl_num(fd: RawFd, request: libc::c_ulong, value: libc::c_ulong) -> io::Result<i32> {
-    // SAFETY: callers use requests whose argument is a number.
-    check(unsafe { libc::ioctl(fd, request, value) })
-}
-
 /// Bytes that can be read now.
 pub(crate) fn readable_bytes(fd: RawFd) -> io::Result<usize> {
-    let n: i32 = ioctl_get(fd, libc::FIONREAD)?;
-    usize::try_from(n).map_err(io::Error::other)
+    usize::try_from(ioctl::get(lend(fd)?, ioctl::READABLE)?).map_err(io::Error::other)
+}
+
+/// Bytes that are written and still on their way.
+pub(crate) fn unsent_bytes(fd: RawFd) -> io::Result<i32> {
+    ioctl::get(lend(fd)?, ioctl::UNSENT)
 }
 
 /// A pipe: (read end, write end), both with `flags` and close-on-exec.
 pub(crate) fn pipe(flags: i32) -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: `ends` has room for the two numbers.
-    check(unsafe { libc::pipe2(ends.as_mut_ptr(), flags | libc::O_CLOEXEC) })?;
-    Ok((own(ends[0]), own(ends[1])))
+    let flags = PipeFlags::from_bits_retain(flags.cast_unsigned()) | PipeFlags::CLOEXEC;
+    Ok(rustix::pipe::pipe_with(flags)?)
+}
+
+/// Bytes that a pipe can hold.
+pub(crate) fn pipe_size(fd: RawFd) -> io::Result<i32> {
+    i32::try_from(rustix::pipe::fcntl_getpipe_size(lend(fd)?)?).map_err(io::Error::other)
+}
+
+/// Sets what [`pipe_size`] reads.
+pub(crate) fn set_pipe_size(fd: RawFd, bytes: i32) -> io::Result<()> {
+    let Ok(bytes) = usize::try_from(bytes) else {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    };
+    rustix::pipe::fcntl_setpipe_size(lend(fd)?, bytes)?;
+    Ok(())
 }
 
 /// Copies up to `len` bytes from one pipe to another without consuming them.
 pub(crate) fn tee(from: RawFd, to: RawFd, len: usize) -> io::Result<usize> {
-    // SAFETY: tee takes numbers only.
-    check_len(unsafe { libc::tee(from, to, len, libc::SPLICE_F_NONBLOCK) })
+    Ok(rustix::pipe::tee(lend(from)?, lend(to)?, len, SpliceFlags::NONBLOCK)?)
 }
 
 /// Events pending on `fd` now.
 pub(crate) fn poll(fd: RawFd, events: i16) -> io::Result<i16> {
-    let mut p = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: `p` is one valid entry.
-    check(unsafe { libc::poll(&mut p, 1, 0) })?;
-    Ok(p.revents)
+    numbers::poll(fd, events, 0)
 }
 
 /// Waits at most `ms` milliseconds for one of `events`; whether it came.
 pub(crate) fn wait(fd: RawFd, events: i16, ms: i32) -> io::Result<bool> {
-    let mut p = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: `p` is one valid entry.
-    check(unsafe { libc::poll(&mut p, 1, ms) }).map(|n| n > 0)
+    numbers::poll(fd, events, ms).map(|came| came != 0)
 }
 
 /// An eventfd.
 pub(crate) fn eventfd(count: u32, flags: i32) -> io::Result<OwnedFd> {
-    // SAFETY: eventfd takes numbers only.
-    check(unsafe { libc::eventfd(count, flags | libc::EFD_CLOEXEC) }).map(own)
+    let flags = EventfdFlags::from_bits_retain(flags.cast_unsigned()) | EventfdFlags::CLOEXEC;
+    Ok(rustix::event::eventfd(count, flags)?)
 }
 
 /// A memory file.
 pub(crate) fn memfd(name: &Path, flags: u32) -> io::Result<OwnedFd> {
-    let name = c_path(name)?;
-    // SAFETY: `name` is a valid C string.
-    check(unsafe { libc::memfd_create(name.as_ptr(), flags | libc::MFD_CLOEXEC) }).map(own)
+    let flags = MemfdFlags::from_bits_retain(flags) | MemfdFlags::CLOEXEC;
+    Ok(rustix::fs::memfd_create(name, flags)?)
 }
 
 /// Target of the symbolic link that `link` is open on (O_PATH).
@@ -367,14 +378,12 @@ pub(crate) fn readlink_of(link: &OwnedFd) -> io::Result<PathBuf> {
 
 /// Opens `name` in `directory`.
 pub(crate) fn open_at(directory: &OwnedFd, name: &str, flags: i32) -> io::Result<OwnedFd> {
-    let name = c_path(Path::new(name))?;
-    // SAFETY: `name` is a valid C string for the call, and `directory` a live descriptor.
-    check(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC) }).map(own)
+    Ok(rustix::fs::openat(directory, name, open_flags(flags), Mode::empty())?)
 }
 
 /// Target of the symbolic link `name` in `directory`.
 pub(crate) fn readlink_at(directory: &OwnedFd, name: &str) -> io::Result<PathBuf> {
-    belay_kernel::dir::read_link_at(directory, Path::new(name))
+    dir::read_link_at(directory, Path::new(name))
 }
 
 /// Target of the symbolic link `path`.

@@ -1,22 +1,19 @@
 //! Calls on sockets: addresses, options, messages with descriptors.
 
-use super::{check, check_len};
+use belay_kernel::numbers::lend;
+use belay_kernel::plain::Plain;
+use belay_kernel::sockets;
+use rustix::net::{AddressFamily, Protocol, RecvFlags, Shutdown, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::num::NonZero;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 /// A socket address as the kernel wrote it; empty where there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Addr(pub(crate) Vec<u8>);
-
-/// Largest address.
-const ADDR_MAX: usize = size_of::<libc::sockaddr_storage>();
-/// Words of a control buffer that holds the most descriptors one message can carry (253) with room to spare.
-const CONTROL_WORDS: usize = 512;
-/// A message's sender, where SO_PASSPIDFD is set.
-const SCM_PIDFD: i32 = 4;
 
 impl Addr {
     /// An internet address; `host` holds an IPv4 address in its first four bytes. The interface counts for link-local
@@ -151,45 +148,46 @@ impl std::fmt::Display for Addr {
     }
 }
 
-fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass a number that the kernel has just returned to them and that nobody else knows.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+/// Type and flags of the second argument of `socket`; close-on-exec is set.
+fn kind_and_flags(kind: i32) -> (SocketType, SocketFlags) {
+    let kind = kind.cast_unsigned();
+    let flags = SocketFlags::from_bits_retain(kind & !KIND) | SocketFlags::CLOEXEC;
+    (SocketType::from_raw(kind & KIND), flags)
 }
+
+/// The part of it that is the type (`SOCK_TYPE_MASK`).
+const KIND: u32 = 0xf;
 
 /// A socket, close-on-exec set.
 pub(crate) fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
-    // SAFETY: socket takes numbers only.
-    check(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }).map(own)
+    let Ok(family) = u16::try_from(family) else {
+        return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT));
+    };
+    let (kind, flags) = kind_and_flags(kind);
+    let protocol = NonZero::new(protocol.cast_unsigned()).map(Protocol::from_raw);
+    Ok(rustix::net::socket_with(
+        AddressFamily::from_raw(family),
+        kind,
+        flags,
+        protocol,
+    )?)
 }
 
 /// A connected pair of `AF_UNIX` sockets, close-on-exec set.
 pub(crate) fn pair(kind: i32) -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut fds = [0; 2];
-    // SAFETY: `fds` has room for the two numbers.
-    check(unsafe { libc::socketpair(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) })?;
-    Ok((own(fds[0]), own(fds[1])))
-}
-
-type NameCall = unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
-
-fn name(fd: RawFd, call: NameCall) -> io::Result<Addr> {
-    let mut raw = vec![0u8; ADDR_MAX];
-    let mut len = ADDR_MAX as libc::socklen_t;
-    // SAFETY: `raw` has `len` bytes; byte buffers may hold any address, the kernel writes without alignment.
-    check(unsafe { call(fd, raw.as_mut_ptr().cast(), &mut len) })?;
-    raw.truncate(len as usize);
-    Ok(Addr(raw))
+    let (kind, flags) = kind_and_flags(kind);
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?)
 }
 
 /// The socket's own address.
 pub(crate) fn local(fd: RawFd) -> io::Result<Addr> {
-    name(fd, libc::getsockname)
+    sockets::local(lend(fd)?).map(Addr)
 }
 
 /// Its peer's address; `None` when it is not connected.
 pub(crate) fn peer(fd: RawFd) -> io::Result<Option<Addr>> {
-    match name(fd, libc::getpeername) {
-        Ok(a) => Ok(Some(a)),
+    match sockets::peer(lend(fd)?) {
+        Ok(a) => Ok(Some(Addr(a))),
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::EINVAL)) => Ok(None),
         Err(e) => Err(e),
     }
@@ -197,14 +195,12 @@ pub(crate) fn peer(fd: RawFd) -> io::Result<Option<Addr>> {
 
 /// `bind`.
 pub(crate) fn bind(fd: RawFd, addr: &Addr) -> io::Result<()> {
-    // SAFETY: `addr` is valid for reading its length.
-    check(unsafe { libc::bind(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
+    sockets::bind(lend(fd)?, &addr.0)
 }
 
 /// `connect`.
 pub(crate) fn connect(fd: RawFd, addr: &Addr) -> io::Result<()> {
-    // SAFETY: `addr` is valid for reading its length.
-    check(unsafe { libc::connect(fd, addr.0.as_ptr().cast(), addr.0.len() as libc::socklen_t) }).map(drop)
+    sockets::connect(lend(fd)?, &addr.0)
 }
 
 /// Gives a socket the host of `addr`, and no port yet.
@@ -259,29 +255,22 @@ fn port_or_range(text: &str) -> Option<(u16, u16)> {
 
 /// `listen`.
 pub(crate) fn listen(fd: RawFd, backlog: i32) -> io::Result<()> {
-    // SAFETY: listen takes numbers only.
-    check(unsafe { libc::listen(fd, backlog) }).map(drop)
+    Ok(rustix::net::listen(lend(fd)?, backlog)?)
 }
 
 /// `accept`, close-on-exec set.
 pub(crate) fn accept(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: null pointers mean that the peer's address is not wanted.
-    check(unsafe { libc::accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) }).map(own)
+    Ok(rustix::net::accept_with(lend(fd)?, SocketFlags::CLOEXEC)?)
 }
 
 /// `shutdown`.
-pub(crate) fn shutdown(fd: RawFd, how: i32) -> io::Result<()> {
-    // SAFETY: shutdown takes numbers only.
-    check(unsafe { libc::shutdown(fd, how) }).map(drop)
+pub(crate) fn shutdown(fd: RawFd, how: Shutdown) -> io::Result<()> {
+    Ok(rustix::net::shutdown(lend(fd)?, how)?)
 }
 
 /// Reads an option of plain type `T`.
-pub(crate) fn get<T: Default>(fd: RawFd, level: i32, option: i32) -> io::Result<T> {
-    let mut value = T::default();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` has `len` bytes, and callers pair the option with its type, for which all bytes the kernel writes are valid.
-    check(unsafe { libc::getsockopt(fd, level, option, (&raw mut value).cast(), &mut len) })?;
-    Ok(value)
+pub(crate) fn get<T: Plain>(fd: RawFd, level: i32, option: i32) -> io::Result<T> {
+    sockets::option(lend(fd)?, level, option)
 }
 
 /// Reads an option whose length varies.
@@ -292,40 +281,17 @@ pub(crate) fn get_bytes(fd: RawFd, level: i32, option: i32, max: usize) -> io::R
 
 /// The same into `buf`: the part that has been written.
 pub(crate) fn get_into(fd: RawFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<&[u8]> {
-    let mut len = libc::socklen_t::try_from(buf.len()).map_err(io::Error::other)?;
-    // SAFETY: `buf` has `len` bytes.
-    check(unsafe { libc::getsockopt(fd, level, option, buf.as_mut_ptr().cast(), &mut len) })?;
-    Ok(&buf[..(len as usize).min(buf.len())])
-}
-
-/// Reads instructions of a filter, of 8 bytes each, into `buf`: how many there are, of which as many are read as it has
-/// room for, if there is any.
-pub(crate) fn get_counted(fd: RawFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<usize> {
-    let mut len = libc::socklen_t::try_from(buf.len() / 8).map_err(io::Error::other)?;
-    // SAFETY: for this option the length is counted in instructions, for which `buf` has room.
-    check(unsafe { libc::getsockopt(fd, level, option, buf.as_mut_ptr().cast(), &mut len) })?;
-    Ok(len as usize)
+    sockets::option_into(lend(fd)?, level, option, buf)
 }
 
 /// Sets an option of plain type `T`.
-pub(crate) fn set<T>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
-    // SAFETY: `value` is valid for reading its size, and callers pair the option with its type.
-    check(unsafe {
-        libc::setsockopt(
-            fd,
-            level,
-            option,
-            (&raw const *value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    })
-    .map(drop)
+pub(crate) fn set<T: Plain>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
+    sockets::set_option(lend(fd)?, level, option, value)
 }
 
 /// Sets an option from raw bytes.
 pub(crate) fn set_bytes(fd: RawFd, level: i32, option: i32, raw: &[u8]) -> io::Result<()> {
-    // SAFETY: `raw` is valid for reading its length.
-    check(unsafe { libc::setsockopt(fd, level, option, raw.as_ptr().cast(), raw.len() as libc::socklen_t) }).map(drop)
+    sockets::set_option_bytes(lend(fd)?, level, option, raw)
 }
 
 /// One received message.
@@ -349,104 +315,27 @@ pub(crate) struct Received {
 
 /// `recvmsg` into `buf`, never blocking.
 pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Received> {
-    let mut addr = vec![0u8; ADDR_MAX];
-    let mut control = vec![0u64; CONTROL_WORDS];
-    let mut iov = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: buf.len(),
-    };
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
-    msg.msg_name = addr.as_mut_ptr().cast();
-    msg.msg_namelen = ADDR_MAX as libc::socklen_t;
-    msg.msg_iov = &mut iov;
-    msg.msg_iovlen = 1;
-    msg.msg_control = control.as_mut_ptr().cast();
-    msg.msg_controllen = control.len() * 8;
-    // SAFETY: every pointer in `msg` is valid for the length beside it.
-    let len = check_len(unsafe { libc::recvmsg(fd, &mut msg, flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) })?;
-    addr.truncate(msg.msg_namelen as usize);
-    let (mut fds, mut segment, mut creds, mut told) = (Vec::new(), None, None, Vec::new());
-    // SAFETY: `msg` describes the control buffer as the kernel left it.
-    let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
-    // SAFETY: a non-null header lies within the control buffer.
-    while let Some(h) = unsafe { head.as_ref() } {
-        if h.cmsg_level == libc::SOL_SOCKET && [libc::SCM_RIGHTS, SCM_PIDFD].contains(&h.cmsg_type) {
-            // SAFETY: the data begins behind the header.
-            let data = unsafe { libc::CMSG_DATA(h) };
-            let n = (h.cmsg_len - (data as usize - head as usize)) / size_of::<RawFd>();
-            for i in 0..n {
-                // SAFETY: the message holds `n` numbers, possibly unaligned.
-                let fd = unsafe { data.cast::<RawFd>().add(i).read_unaligned() };
-                // The kernel makes a pidfd of the sender with each reading; an error in place of one is no descriptor.
-                let received = (fd >= 0).then(|| own(fd));
-                fds.extend(received.filter(|_| h.cmsg_type == libc::SCM_RIGHTS));
-            }
-        }
-        if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_CREDENTIALS {
-            // SAFETY: the data begins behind the header, and is this structure.
-            let sender = unsafe { libc::CMSG_DATA(h).cast::<libc::ucred>().read_unaligned() };
-            creds = (sender.pid != 0).then_some(sender);
-        }
-        if h.cmsg_level == libc::SOL_UDP && h.cmsg_type == libc::UDP_GRO {
-            // SAFETY: the data begins behind the header, and is a number.
-            let length = unsafe { libc::CMSG_DATA(h).cast::<i32>().read_unaligned() };
-            segment = usize::try_from(length).ok().filter(|n| *n > 0);
-        }
-        if [libc::IPPROTO_IP, libc::IPPROTO_IPV6].contains(&h.cmsg_level) {
-            // SAFETY: the data begins behind the header.
-            let data = unsafe { libc::CMSG_DATA(h) };
-            let n = h.cmsg_len - (data as usize - head as usize);
-            // SAFETY: the message has so many bytes, as the kernel has written them.
-            told.push((
-                h.cmsg_level,
-                h.cmsg_type,
-                unsafe { std::slice::from_raw_parts(data, n) }.to_vec(),
-            ));
-        }
-        // SAFETY: `head` is a header of `msg`.
-        head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
-    }
+    let m = sockets::receive(lend(fd)?, buf, flags)?;
     Ok(Received {
-        len,
-        from: Addr(addr),
-        fds,
-        flags: msg.msg_flags,
-        creds,
-        segment,
-        told,
+        len: m.len,
+        from: Addr(m.from),
+        fds: m.fds,
+        flags: m.flags,
+        creds: m.creds,
+        segment: m.segment,
+        told: m.told,
     })
 }
 
 /// Peeks at what can be read now, without allocating; how much that is, also where `buf` has less room.
 pub(crate) fn peek(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: `buf` is valid for writing its length.
-    check_len(unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), buf.len(), flags) })
+    let (_, len) = rustix::net::recv(lend(fd)?, buf, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+    Ok(len)
 }
 
 /// Peeks `len` bytes into memory of which the last byte cannot be written; returns how many bytes the kernel delivered before that.
 pub(crate) fn peek_all_but_last_byte(fd: RawFd, len: usize) -> io::Result<usize> {
-    const PAGE: usize = 4096;
-    let writable = (len - 1).div_ceil(PAGE) * PAGE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let map = unsafe { libc::mmap(std::ptr::null_mut(), writable + PAGE, libc::PROT_NONE, flags, -1, 0) };
-    if map == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let read = || -> io::Result<usize> {
-        // SAFETY: the range lies within the mapping made above.
-        check(unsafe { libc::mprotect(map, writable, libc::PROT_READ | libc::PROT_WRITE) })?;
-        // SAFETY: `writable` is at least `len - 1`.
-        let buf = unsafe { map.cast::<u8>().add(writable - (len - 1)) };
-        // SAFETY: the buffer is checked by the kernel, and its last byte lies in memory that nobody may write.
-        check_len(unsafe { libc::recv(fd, buf.cast(), len, libc::MSG_PEEK | libc::MSG_DONTWAIT) })
-    };
-    let read = read();
-    // SAFETY: the mapping made above, to which nothing refers any more.
-    check(unsafe { libc::munmap(map, writable + PAGE) })?;
-    read
+    sockets::peek_all_but_last_byte(lend(fd)?, len)
 }
 
 /// `sendmsg` of `data` with descriptors `fds`, to `to` where given, never blocking and without SIGPIPE.
@@ -454,71 +343,14 @@ pub(crate) fn send(fd: RawFd, data: &[u8], fds: &[RawFd], to: Option<&Addr>) -> 
     send_as(fd, data, (fds, None), to)
 }
 
-/// Writes a control message at `head`, where there is room for it.
-fn control(head: &mut libc::cmsghdr, (level, kind): (i32, i32), data: &[u8]) {
-    head.cmsg_level = level;
-    head.cmsg_type = kind;
-    // SAFETY: CMSG_LEN only computes a length.
-    head.cmsg_len = unsafe { libc::CMSG_LEN(data.len() as u32) } as usize;
-    // SAFETY: the data begins behind the header.
-    let at = unsafe { libc::CMSG_DATA(head) };
-    // SAFETY: there is room, as the caller says.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
-}
-
 /// The same, with `creds` as those of its sender where given.
-pub(crate) fn send_as(
-    fd: RawFd,
-    data: &[u8],
-    (fds, creds): (&[RawFd], Option<libc::ucred>),
-    to: Option<&Addr>,
-) -> io::Result<usize> {
-    let numbers: Vec<u8> = fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
-    let sender: Vec<u8> = creds
-        .iter()
-        .flat_map(|c| [c.pid.to_ne_bytes(), c.uid.to_ne_bytes(), c.gid.to_ne_bytes()].concat())
-        .collect();
-    let all = [
-        (libc::SOL_SOCKET, libc::SCM_RIGHTS, numbers),
-        (libc::SOL_SOCKET, libc::SCM_CREDENTIALS, sender),
-    ];
-    send_with(fd, data, &all, to)
+pub(crate) fn send_as(fd: RawFd, data: &[u8], beside: (&[RawFd], Option<libc::ucred>), to: Option<&Addr>) -> io::Result<usize> {
+    sockets::send(lend(fd)?, data, beside, to.map(|to| to.0.as_slice()))
 }
 
 /// The same with control messages: level, type, data; those without data are left out.
 pub(crate) fn send_with(fd: RawFd, data: &[u8], all: &[(i32, i32, Vec<u8>)], to: Option<&Addr>) -> io::Result<usize> {
-    let mut iov = libc::iovec {
-        iov_base: data.as_ptr().cast_mut().cast(),
-        iov_len: data.len(),
-    };
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
-    msg.msg_iov = &mut iov;
-    msg.msg_iovlen = 1;
-    if let Some(to) = to {
-        msg.msg_name = to.0.as_ptr().cast_mut().cast();
-        msg.msg_namelen = to.0.len() as libc::socklen_t;
-    }
-    let parts: Vec<_> = all.iter().filter(|(_, _, data)| !data.is_empty()).collect();
-    let mut room = vec![0u64; CONTROL_WORDS];
-    if !parts.is_empty() {
-        msg.msg_control = room.as_mut_ptr().cast();
-        // SAFETY: CMSG_SPACE only computes a length.
-        let space = |bytes: usize| unsafe { libc::CMSG_SPACE(bytes as u32) } as usize;
-        // There is room for the most descriptors a message can carry, and more.
-        msg.msg_controllen = parts.iter().map(|(_, _, data)| space(data.len())).sum();
-        // SAFETY: `msg` describes the control buffer.
-        let mut head = unsafe { libc::CMSG_FIRSTHDR(&msg) };
-        for (level, kind, data) in parts {
-            // SAFETY: a non-null header lies within the control buffer.
-            let Some(h) = (unsafe { head.as_mut() }) else { break };
-            control(h, (*level, *kind), data);
-            // SAFETY: `head` is a header of `msg`.
-            head = unsafe { libc::CMSG_NXTHDR(&msg, head) };
-        }
-    }
-    // SAFETY: every pointer in `msg` is valid for the length beside it.
-    check_len(unsafe { libc::sendmsg(fd, &msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) })
+    sockets::send_with(lend(fd)?, data, all, to.map(|to| to.0.as_slice()))
 }
 
 #[cfg(test)]
@@ -530,8 +362,7 @@ mod tests {
     fn an_attempt_that_was_given_up_is_forgotten() {
         // Whose queue is full does not answer.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // SAFETY: takes numbers only.
-        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        listen(listener.as_raw_fd(), 0).unwrap();
         let to = Addr::of(listener.local_addr().unwrap(), libc::AF_INET);
         let attempts = [0; 4].map(|_| {
             let fd = socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0).unwrap();
@@ -549,7 +380,7 @@ mod tests {
     #[test]
     fn the_sender_of_what_is_read_leaves_no_descriptor() {
         const SO_PASSPIDFD: i32 = 76;
-        let left = crate::sys::apart::fork(|| {
+        let left = belay_kernel::apart::fork(|| {
             let (a, b) = pair(libc::SOCK_STREAM).unwrap();
             // Kernels before 6.5 do not have it.
             let _ = set(b.as_raw_fd(), libc::SOL_SOCKET, SO_PASSPIDFD, &1i32);

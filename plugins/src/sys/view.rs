@@ -5,8 +5,11 @@
 //! The file is mapped, and the mapping is read by a system call: where the file ends, or cannot be read, that is an
 //! error and no signal.
 
-use super::{apart, fd};
-use belay_kernel::vm;
+use super::fd;
+use belay_kernel::apart;
+use belay_kernel::numbers::lend;
+use belay_kernel::vm::{self, FileAt};
+use rustix::fs::SeekFrom;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -29,8 +32,8 @@ impl Source for OwnedFd {
     }
 
     fn data(&self, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
-        let start = i64::try_from(at).map_err(io::Error::other)?;
-        let from = match fd::seek(self.as_raw_fd(), start, libc::SEEK_DATA) {
+        i64::try_from(at).map_err(io::Error::other)?;
+        let from = match fd::seek(self.as_raw_fd(), SeekFrom::Data(at)) {
             Ok(from) => from,
             Err(e) => {
                 return match e.raw_os_error() {
@@ -40,8 +43,7 @@ impl Source for OwnedFd {
                 }
             }
         };
-        let to = fd::seek(self.as_raw_fd(), from, libc::SEEK_HOLE)?;
-        let (from, to) = (from.unsigned_abs(), to.unsigned_abs().min(bytes));
+        let to = fd::seek(self.as_raw_fd(), SeekFrom::Hole(from))?.min(bytes);
         Ok((from < to).then_some((from, to)))
     }
 }
@@ -49,8 +51,7 @@ impl Source for OwnedFd {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct View {
-    base: *mut libc::c_void,
-    mapped: usize,
+    mapped: Option<FileAt>,
     /// Length of the file, as far as it is wanted.
     bytes: u64,
     /// What may hold data, ascending.
@@ -65,14 +66,12 @@ impl View {
         let bytes = bytes.min(u64::try_from(stat.st_size).unwrap_or(0));
         let mapped = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut view = Self {
-            base: std::ptr::null_mut(),
-            mapped: 0,
+            mapped: None,
             bytes,
             ranges: Vec::new(),
         };
         if bytes > 0 {
-            view.base = map_unnoticed(fd, mapped)?;
-            view.mapped = mapped;
+            view.mapped = Some(map_unnoticed(fd, mapped)?);
             let full = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512) >= bytes;
             view.ranges = if full { vec![(0, bytes)] } else { ranges(fd, bytes)? };
         }
@@ -83,11 +82,13 @@ impl View {
 impl Source for View {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let left = usize::try_from(self.bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
+        // Of an empty file nothing is mapped, and nothing left.
+        let base = self.mapped.as_ref().map_or(0, FileAt::address);
         let wanted = buf.len().min(left);
         let me = std::process::id().cast_signed();
         let mut done = 0;
         while done < wanted {
-            let at = self.base as u64 + offset + done as u64;
+            let at = base + offset + done as u64;
             match vm::read_some(me, at, &mut buf[done..wanted]) {
                 Ok(n) if n > 0 => done += n,
                 // It is shorter by now.
@@ -106,69 +107,49 @@ impl Source for View {
     }
 }
 
-impl Drop for View {
-    fn drop(&mut self) {
-        if self.mapped > 0 {
-            // SAFETY: the mapping is this value's own; it is only read by system calls.
-            unsafe { libc::munmap(self.base, self.mapped) };
-        }
-    }
-}
-
 /// Maps a file. That counts as an access unless the description says otherwise, which only the file's owner and root
 /// may have it say.
-fn map_unnoticed(fd: RawFd, bytes: usize) -> io::Result<*mut libc::c_void> {
+fn map_unnoticed(fd: RawFd, bytes: usize) -> io::Result<FileAt> {
     let flags = fd::flags(fd)?;
     let quiet = flags & libc::O_NOATIME == 0 && fd::set_flags(fd, flags | libc::O_NOATIME).is_ok();
-    let how = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, how, fd, 0) };
-    let failed = (base == libc::MAP_FAILED).then(io::Error::last_os_error);
+    let mapped = lend(fd).and_then(|fd| FileAt::map(fd, bytes));
     if quiet {
         fd::set_flags(fd, flags)?;
     }
-    failed.map_or(Ok(base), Err)
+    mapped
 }
 
 /// The ranges of the first `bytes` bytes that may hold data. To ask moves the offset, which is the program's: it is put
 /// back whatever becomes of the caller.
 fn ranges(fd: RawFd, bytes: u64) -> io::Result<Vec<(u64, u64)>> {
-    let position = fd::seek(fd, 0, libc::SEEK_CUR)?;
+    let position = fd::seek(fd, SeekFrom::Current(0))?;
     let mut out = Vec::new();
     let mut at = 0;
     loop {
-        let mut some = [(0i64, 0i64); RANGES];
+        let mut some = [(0, 0); RANGES];
         let (mut count, mut error) = (0, 0);
-        let start = i64::try_from(at).map_err(io::Error::other)?;
+        i64::try_from(at).map_err(io::Error::other)?;
         apart::run(&mut || {
-            let mut at = start;
-            while count < RANGES && at < bytes.cast_signed() {
-                // SAFETY: lseek takes numbers only.
-                let (from, to) = unsafe {
-                    let from = libc::lseek64(fd, at, libc::SEEK_DATA);
-                    (
-                        from,
-                        if from < 0 {
-                            from
-                        } else {
-                            libc::lseek64(fd, from, libc::SEEK_HOLE)
-                        },
-                    )
-                };
-                if to <= from || from < 0 {
-                    error = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-                    break;
+            let mut at = at;
+            while count < RANGES && at < bytes {
+                let from = fd::seek(fd, SeekFrom::Data(at));
+                let range = from.and_then(|from| Ok((from, fd::seek(fd, SeekFrom::Hole(from))?)));
+                match range {
+                    Ok((from, to)) if to > from => {
+                        some[count] = (from, to);
+                        count += 1;
+                        at = to;
+                    }
+                    Ok(_) => break,
+                    Err(e) => {
+                        error = e.raw_os_error().unwrap_or(0);
+                        break;
+                    }
                 }
-                some[count] = (from, to);
-                count += 1;
-                at = to;
             }
-            // SAFETY: as above.
-            unsafe { libc::lseek64(fd, position, libc::SEEK_SET) };
+            let _ = fd::seek(fd, SeekFrom::Start(position));
         })?;
-        let found = some[..count]
-            .iter()
-            .map(|(from, to)| (from.unsigned_abs(), to.unsigned_abs().min(bytes)));
+        let found = some[..count].iter().map(|(from, to)| (*from, *to.min(&bytes)));
         out.extend(found.filter(|(from, to)| from < to));
         match error {
             0 if count == RANGES => at = out.last().map_or(bytes, |(_, to)| *to),
@@ -199,7 +180,7 @@ mod tests {
     fn a_view_shows_the_file_and_moves_nothing() {
         let file = sparse();
         let raw = file.as_raw_fd();
-        fd::seek(raw, 77, libc::SEEK_SET).unwrap();
+        fd::seek(raw, SeekFrom::Start(77)).unwrap();
         let (before, flags) = (fd::fstat(raw).unwrap(), fd::flags(raw).unwrap());
         let view = View::of(raw, u64::MAX).unwrap();
         let mut ranges = Vec::new();
@@ -216,7 +197,7 @@ mod tests {
         assert_eq!(&buf[..5], b"end!\n");
         assert_eq!(view.read_at(&mut buf, 3 << 20).unwrap(), 0);
         let after = fd::fstat(raw).unwrap();
-        assert_eq!(fd::seek(raw, 0, libc::SEEK_CUR).unwrap(), 77);
+        assert_eq!(fd::seek(raw, SeekFrom::Current(0)).unwrap(), 77);
         assert_eq!(
             (after.st_blocks, after.st_atime_nsec),
             (before.st_blocks, before.st_atime_nsec)

@@ -1,14 +1,13 @@
 //! Capture of terminals.
 
-use super::{
-    devpts, drain, names, Fixed, Pty, Side, Terminals, Termios, N_TTY, PTS_MAJOR, TIOCGDEV, TIOCGEXCL, TIOCGLCKTRMIOS, TIOCGPKT,
-    TIOCGPTLCK, TIOCGPTN,
-};
+use super::{devpts, drain, names, Fixed, Pty, Side, Terminals, Termios, N_TTY, PTS_MAJOR};
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::model::{DescId, Descriptors, FsPath};
 use crate::session::Session;
 use crate::sys::fd;
-use belay_kernel::proc;
+use belay_kernel::numbers::lend;
+use belay_kernel::plain::Plain;
+use belay_kernel::{ioctl, proc};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -40,7 +39,7 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
     let found = &s.found[id];
     let rdev = found.stat.st_rdev;
     if (libc::major(rdev), libc::minor(rdev)) == (TTYAUX_MAJOR, PTMX_MINOR) {
-        let index: u32 = fd::ioctl_get(raw, TIOCGPTN).at("ask for its number")?;
+        let index = ask(raw, ioctl::TERMINAL_NUMBER).at("ask for its number")?;
         let masters = &mut s.sets.of::<TerminalSet>().masters;
         let at = masters.len();
         if masters.insert(index, (at, id)).is_some() {
@@ -49,7 +48,7 @@ pub(super) fn capture(s: &mut Session<'_>, id: DescId, raw: RawFd) -> Result<Sid
         return Ok(Side::Master(at));
     }
     // Through /dev/tty the terminal itself answers.
-    let real: u32 = match fd::ioctl_get(raw, TIOCGDEV) {
+    let real = match ask(raw, ioctl::TERMINAL_DEVICE) {
         // Nobody can tell any more which it was.
         Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(Side::HungUp),
         answer => answer.unwrap_or_default(),
@@ -116,7 +115,7 @@ fn is_of(s: &Session<'_>, id: DescId, number: u32, master: DescId) -> Result<boo
     if stat.tty_nr != libc::makedev(PTS_MAJOR, number) {
         return Ok(true);
     }
-    let session: i32 = fd::ioctl_get(s.take(master)?.raw(), libc::TIOCGSID).unwrap_or(0);
+    let session = ask(s.take(master)?.raw(), ioctl::SESSION).unwrap_or(0);
     Ok(session != 0 && session == stat.session)
 }
 
@@ -124,7 +123,7 @@ fn is_of(s: &Session<'_>, id: DescId, number: u32, master: DescId) -> Result<boo
 /// for who opens that; to look at it the slave must be opened, and to close that again is to hang up. What has been
 /// written is echoed, unless echo is off.
 fn unseen(master: RawFd) -> Result<(), Fault> {
-    let echoed: i32 = fd::ioctl_get(master, libc::FIONREAD).at("ask how much waits")?;
+    let echoed = ask(master, ioctl::READABLE).at("ask how much waits")?;
     let echoes = Termios::get(master).at("read its settings")?.lflag & libc::ECHO != 0;
     if echoed > 0 || !echoes {
         return not_now("what has been written to it cannot be read, because nobody has opened its other side yet");
@@ -141,7 +140,7 @@ fn pty(
     let open = set.slaves.iter().find(|(_, i)| *i == Some(index)).map(|(id, _)| *id);
     if let Some(id) = open {
         let taken = s.take(id)?;
-        if fd::ioctl_get::<i32>(taken.raw(), libc::TIOCGETD).at("read its line discipline")? != N_TTY {
+        if ask(taken.raw(), ioctl::DISCIPLINE).at("read its line discipline")? != N_TTY {
             return refuse("has another line discipline than the usual one (TIOCSETD), which cannot be saved; close it");
         }
     }
@@ -149,9 +148,9 @@ fn pty(
     let raw = taken.raw();
     let slave_open = open.is_some();
     let slave_closed = fd::poll(raw, libc::POLLIN).at("poll")? & libc::POLLHUP != 0;
-    let number = |request| fd::ioctl_get::<i32>(raw, request).at("read its state");
-    let packet = number(TIOCGPKT)? != 0;
-    let fixed: Fixed = fd::ioctl_get(raw, TIOCGLCKTRMIOS).at("read which of its settings are fixed")?;
+    let number = |request| ask(raw, request).at("read its state");
+    let packet = number(ioctl::PACKET)? != 0;
+    let fixed: Fixed = ask(raw, ioctl::FIXED).at("read which of its settings are fixed")?;
     if !slave_open && !slave_closed {
         unseen(raw)?;
     }
@@ -160,10 +159,10 @@ fn pty(
         names: names.get(&index).cloned().unwrap_or_default(),
         // The master answers for the slave.
         termios: Termios::get(raw).at("read its settings")?,
-        winsize: fd::ioctl_get(raw, libc::TIOCGWINSZ).at("read its size")?,
+        winsize: ask(raw, ioctl::SIZE).at("read its size")?,
         packet,
-        locked: number(TIOCGPTLCK)? != 0,
-        exclusive: number(TIOCGEXCL)? != 0,
+        locked: number(ioctl::LOCKED)? != 0,
+        exclusive: number(ioctl::EXCLUSIVE)? != 0,
         slave_exclusive: false,
         fixed: if fixed == Fixed::default() {
             Vec::new()
@@ -174,8 +173,8 @@ fn pty(
         slave_closed,
         mode: 0o620,
         owner: (0, 0),
-        session: fd::ioctl_get(raw, libc::TIOCGSID).unwrap_or(0),
-        foreground: fd::ioctl_get(raw, libc::TIOCGPGRP).unwrap_or(0),
+        session: ask(raw, ioctl::SESSION).unwrap_or(0),
+        foreground: ask(raw, ioctl::FOREGROUND).unwrap_or(0),
         input: None,
         lines: None,
         output: None,
@@ -208,8 +207,12 @@ fn pty(
     Ok(pty)
 }
 
+fn ask<T: Plain>(raw: RawFd, request: ioctl::Reads<T>) -> io::Result<T> {
+    ioctl::get(lend(raw)?, request)
+}
+
 fn exclusive(raw: RawFd) -> Result<bool, Fault> {
-    Ok(fd::ioctl_get::<i32>(raw, TIOCGEXCL).at("read its state")? != 0)
+    Ok(ask(raw, ioctl::EXCLUSIVE).at("read its state")? != 0)
 }
 
 /// A descriptor of the agent's own on the slave. Exclusive mode keeps an ordinary user out: it is lifted for that
@@ -223,9 +226,13 @@ fn slave(s: &mut Session<'_>, open: Option<DescId>, master: RawFd) -> Result<Own
         return refuse("it is in exclusive mode (TIOCEXCL), and nobody has its slave open; run belay as root");
     };
     let held = s.take(id)?;
-    fd::ioctl_num(held.raw(), libc::TIOCNXCL, 0).at("end its exclusive mode")?;
+    lend(held.raw())
+        .and_then(|fd| ioctl::tell(fd, ioctl::SET_SHARED, 0))
+        .at("end its exclusive mode")?;
     let opened = drain::slave_of(master);
-    fd::ioctl_num(held.raw(), libc::TIOCEXCL, 0).at("set its exclusive mode")?;
+    lend(held.raw())
+        .and_then(|fd| ioctl::tell(fd, ioctl::SET_EXCLUSIVE, 0))
+        .at("set its exclusive mode")?;
     opened.at("open the slave")
 }
 

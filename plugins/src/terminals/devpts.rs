@@ -1,10 +1,10 @@
 //! A devpts of the job's own upon `/dev/pts`, and what else is mounted there.
 
 use super::names;
-use crate::sys::{check, fd};
+use crate::sys::fd;
 use belay_kernel::mounts::{self, Mount};
+use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 use std::collections::BTreeMap;
-use std::ffi::CStr;
 use std::io;
 use std::path::Path;
 
@@ -21,8 +21,9 @@ pub(super) fn mount_own() -> io::Result<()> {
     let of_all = options.join(",");
     // In a user namespace its group can be one that does not exist there.
     let without_group: Vec<&str> = options.iter().copied().filter(|o| !o.starts_with("gid=")).collect();
-    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
-    let mount_with = |options: &str| mount(Path::new("devpts"), Path::new(FOLDER), Some(c"devpts"), flags, options);
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    let mount_with =
+        |options: &str| mount("devpts", FOLDER, "devpts", flags, &*fd::c_path(options.as_ref())?).map_err(io::Error::from);
     mount_with(&of_all).or_else(|_| mount_with(&without_group.join(",")))?;
     let used = is_used().and_then(|used| match used {
         true => Ok(true),
@@ -32,8 +33,7 @@ pub(super) fn mount_own() -> io::Result<()> {
     if used.as_ref().is_ok_and(|used| *used) {
         return Ok(());
     }
-    // SAFETY: a live, terminated string.
-    check(unsafe { libc::umount2(c"/dev/pts".as_ptr(), libc::MNT_DETACH) })?;
+    unmount(c"/dev/pts", UnmountFlags::DETACH)?;
     used.and(Err(io::Error::other(format!("{MAKER} makes terminals of another one"))))
 }
 
@@ -49,14 +49,7 @@ fn is_used() -> io::Result<bool> {
 }
 
 pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {
-    mount(from, to, None, libc::MS_BIND, "")
-}
-
-fn mount(from: &Path, to: &Path, kind: Option<&CStr>, flags: libc::c_ulong, options: &str) -> io::Result<()> {
-    let (from, to, options) = (fd::c_path(from)?, fd::c_path(to)?, fd::c_path(Path::new(options))?);
-    let kind = kind.map_or(std::ptr::null(), CStr::as_ptr);
-    // SAFETY: all strings are live and terminated.
-    check(unsafe { libc::mount(from.as_ptr(), to.as_ptr(), kind, flags, options.as_ptr().cast()) }).map(drop)
+    Ok(rustix::mount::mount_bind(from, to)?)
 }
 
 /// By the numbers of terminals: other numbers that lead to them here.

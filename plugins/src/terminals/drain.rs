@@ -8,11 +8,16 @@
 //! own settings. A worker of the kernel takes in, in its own time; a stop character behind the bytes tells when it has:
 //! the master's packet mode reports it.
 
-use super::{Lines, Stopped, Termios, TIOCGPTPEER};
+use super::{Lines, Stopped, Termios};
 use crate::fault::{At, Fault};
-use crate::sys::{apart, check, fd};
+use crate::sys::fd;
+use belay_kernel::numbers::lend;
+use belay_kernel::{apart, ioctl};
+use rustix::event::epoll;
+use rustix::time::Timespec;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Most that a line discipline takes in before it is read.
 const HELD: usize = 4095;
@@ -22,7 +27,7 @@ pub(super) const TAKEN_IN: usize = HELD - 1;
 /// More than both directions can hold, with echo that waits.
 const ROOM: usize = 64 << 10;
 /// Longest wait for the kernel's worker, milliseconds.
-const WORKER_MS: i32 = 10_000;
+const WORKER: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const TIOCPKT_STOP: u8 = 4;
 /// Sizes of pieces that fill the kernel's queue as far as it can be: it takes one more piece while it holds 8,192 bytes or fewer.
 const PIECES: [usize; 17] = [
@@ -33,9 +38,7 @@ const SMALL_PIECE: usize = 256;
 /// A descriptor of the agent's own on the slave.
 pub(super) fn slave_of(master: RawFd) -> io::Result<OwnedFd> {
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-    let raw = fd::ioctl_num(master, TIOCGPTPEER, libc::c_ulong::from(flags.unsigned_abs()))?;
-    // SAFETY: the kernel has just returned this number.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+    ioctl::open(lend(master)?, ioctl::OTHER_SIDE, flags.unsigned_abs().into())
 }
 
 /// What is in flight, and how much of it is (again) in the terminal.
@@ -108,17 +111,12 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(master: RawFd, slave: OwnedFd, termios: Termios, packet: bool) -> Result<Self, Fault> {
-        // SAFETY: epoll_create1 takes a number.
-        let raw = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).at("make an epoll instance")?;
-        // SAFETY: the kernel has just returned this number.
-        let news = unsafe { OwnedFd::from_raw_fd(raw) };
-        let events = libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLET;
-        let mut event = libc::epoll_event {
-            events: events.cast_unsigned(),
-            u64: 0,
-        };
-        // SAFETY: `event` is valid for reading.
-        check(unsafe { libc::epoll_ctl(raw, libc::EPOLL_CTL_ADD, master, &mut event) }).at("watch the master")?;
+        let news = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(io::Error::from)
+            .at("make an epoll instance")?;
+        let events = epoll::EventFlags::IN | epoll::EventFlags::PRI | epoll::EventFlags::ET;
+        let watched = lend(master).and_then(|fd| Ok(epoll::add(&news, fd, epoll::EventData::new_u64(0), events)?));
+        watched.at("watch the master")?;
         let flags = fd::flags(master).at("read its flags")?;
         Ok(Self {
             master,
@@ -185,7 +183,7 @@ impl Line {
     }
 
     fn packet(&self, on: bool) -> io::Result<()> {
-        fd::ioctl_set(self.master, libc::TIOCPKT, &i32::from(on)).map(drop)
+        ioctl::set(lend(self.master)?, ioctl::SET_PACKET, &on.into())
     }
 
     /// Puts back what is not there yet, without allocating. Settings are set back in any case.
@@ -321,11 +319,10 @@ impl Line {
     /// Waits until `there` says so, which the kernel's worker brings about.
     fn wait(&self, there: impl Fn() -> io::Result<bool>) -> io::Result<()> {
         while !there()? {
-            let mut event = libc::epoll_event { events: 0, u64: 0 };
-            // SAFETY: `event` has room for the one event asked for.
-            match check(unsafe { libc::epoll_wait(self.news.as_raw_fd(), &mut event, 1, WORKER_MS) }) {
-                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-                done => drop(done?),
+            let mut event = [MaybeUninit::uninit()];
+            let (come, _) = epoll::wait(&self.news, &mut event, Some(&WORKER))?;
+            if come.is_empty() {
+                return Err(io::ErrorKind::TimedOut.into());
             }
         }
         Ok(())
@@ -338,7 +335,7 @@ fn takes(raw: RawFd) -> io::Result<bool> {
 }
 
 fn flow(raw: RawFd, action: i32) -> io::Result<()> {
-    fd::ioctl_num(raw, libc::TCXONC, action as libc::c_ulong).map(drop)
+    ioctl::tell(lend(raw)?, ioctl::FLOW, action as libc::c_ulong)
 }
 
 /// Copies what is in flight in both directions; it is there again afterwards, or in what is returned as `left`.

@@ -13,29 +13,20 @@ use crate::model::{Description, Descriptors, FsPath};
 use crate::session::Session;
 use crate::state::Part;
 use belay_image::blobs::BlobRef;
+use belay_kernel::ioctl;
+use belay_kernel::numbers::lend;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 
 pub(crate) use rebuild::take_session;
 
-const TCGETS2: libc::c_ulong = 0x802c_542a;
-const TCSETS2: libc::c_ulong = 0x402c_542b;
-const TIOCGPTN: libc::c_ulong = 0x8004_5430;
-const TIOCSPTLCK: libc::c_ulong = 0x4004_5431;
-const TIOCGLCKTRMIOS: libc::c_ulong = 0x5456;
-const TIOCSLCKTRMIOS: libc::c_ulong = 0x5457;
 /// Slaves of pseudo-terminals: their minor is the number in their name.
 const PTS_MAJOR: u32 = 136;
 /// The usual line discipline.
 const N_TTY: i32 = 0;
 /// The kernel's `struct termios`, of which every bit that is set is fixed.
 type Fixed = [u32; 9];
-const TIOCGDEV: libc::c_ulong = 0x8004_5432;
-const TIOCGPKT: libc::c_ulong = 0x8004_5438;
-const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
-const TIOCGEXCL: libc::c_ulong = 0x8004_5440;
-const TIOCGPTPEER: libc::c_ulong = 0x5441;
 
 /// Which side of which terminal a description is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,7 +175,6 @@ enum Stopped {
 
 /// The kernel's `struct termios2`, as raw words and characters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[repr(C)]
 pub(crate) struct Termios {
     iflag: u32,
     oflag: u32,
@@ -198,11 +188,37 @@ pub(crate) struct Termios {
 
 impl Termios {
     fn get(raw: RawFd) -> io::Result<Self> {
-        crate::sys::fd::ioctl_get(raw, TCGETS2)
+        ioctl::get(lend(raw)?, ioctl::TERMIOS).map(|bytes| Self::of(&bytes))
+    }
+
+    fn of(bytes: &[u8; 44]) -> Self {
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Self {
+            iflag: word(0),
+            oflag: word(4),
+            cflag: word(8),
+            lflag: word(12),
+            line: bytes[16],
+            cc: std::array::from_fn(|at| bytes[17 + at]),
+            ispeed: word(36),
+            ospeed: word(40),
+        }
+    }
+
+    fn bytes(&self) -> [u8; 44] {
+        let mut bytes = [0; 44];
+        let words = [self.iflag, self.oflag, self.cflag, self.lflag];
+        let places = [0, 4, 8, 12].into_iter().zip(words);
+        for (at, word) in places.chain([(36, self.ispeed), (40, self.ospeed)]) {
+            bytes[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes[16] = self.line;
+        bytes[17..36].copy_from_slice(&self.cc);
+        bytes
     }
 
     fn set(&self, raw: RawFd) -> io::Result<()> {
-        crate::sys::fd::ioctl_set(raw, TCSETS2, self).map(drop)
+        ioctl::set(lend(raw)?, ioctl::SET_TERMIOS, &self.bytes())
     }
 
     /// Whether lines are edited before they can be read.

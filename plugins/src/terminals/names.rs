@@ -6,9 +6,10 @@
 //! in its own mount namespace, where all are. What is outside has no names there, but for the terminal of the restart:
 //! that is mounted upon the name that it has outside.
 
-use super::{devpts, Terminals, PTS_MAJOR, TIOCGPTN};
+use super::{devpts, Terminals, PTS_MAJOR};
 use crate::fault::{At, Fault};
 use crate::sys::fd;
+use belay_kernel::ioctl;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
@@ -31,7 +32,7 @@ pub(super) fn new_master() -> Result<(OwnedFd, u32), Fault> {
         opened => opened,
     };
     let fd = fd.at("open /dev/ptmx")?;
-    let number = fd::ioctl_get(fd.as_raw_fd(), TIOCGPTN).at("ask for its number")?;
+    let number = ioctl::get(&fd, ioctl::TERMINAL_NUMBER).at("ask for its number")?;
     Ok((fd, number))
 }
 

@@ -1,12 +1,15 @@
 //! Rebuild of terminals.
 
-use super::{drain, names, Fixed, Lines, Pty, Side, Stopped, Terminals, TIOCSLCKTRMIOS, TIOCSPTLCK};
+use super::{drain, names, Fixed, Lines, Pty, Side, Stopped, Terminals};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::lift;
 use crate::model::Description;
 use crate::sys::fd;
 use belay_image::blobs::{BlobReader, BlobRef};
+use belay_kernel::ioctl;
+use belay_kernel::numbers::lend;
 use std::io;
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -39,7 +42,9 @@ pub(super) fn prepare(
         let found = masters.remove(&p.index).map(|master| (master, p.index));
         let (master, index) = found.map_or_else(names::new_master, Ok)?;
         let raw = master.as_raw_fd();
-        fd::ioctl_set(raw, TIOCSPTLCK, &0i32).at("unlock the slave")?;
+        lend(raw)
+            .and_then(|fd| ioctl::set(fd, ioctl::SET_LOCKED, &0))
+            .at("unlock the slave")?;
         let slave = if p.slave_open || p.slave_closed || p.session != 0 {
             Some(drain::slave_of(raw).at("open the slave")?)
         } else {
@@ -54,9 +59,13 @@ pub(super) fn prepare(
             let line = drain::Line::new(raw, drain::slave_of(raw).at("open the slave")?, p.termios, false)?;
             line.stop(p.stopped).at("stop its output")?;
         }
-        fd::ioctl_set(raw, libc::TIOCSWINSZ, &p.winsize).at("set its size")?;
+        lend(raw)
+            .and_then(|fd| ioctl::set(fd, ioctl::SET_SIZE, &p.winsize))
+            .at("set its size")?;
         access(p, index)?;
-        fd::ioctl_set(raw, libc::TIOCPKT, &i32::from(p.packet)).at("set packet mode")?;
+        lend(raw)
+            .and_then(|fd| ioctl::set(fd, ioctl::SET_PACKET, &p.packet.into()))
+            .at("set packet mode")?;
         ptys.push(BuiltPty {
             master: lift(master, room)?,
             slave: slave.map(|s| lift(s, room)).transpose()?,
@@ -71,13 +80,17 @@ pub(super) fn prepare(
 pub(super) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault> {
     for (p, made) in t.ptys.iter().zip(&built.ptys) {
         let master = made.master.as_raw_fd();
-        fd::ioctl_set(master, TIOCSPTLCK, &i32::from(p.locked)).at("lock the slave")?;
+        lend(master)
+            .and_then(|fd| ioctl::set(fd, ioctl::SET_LOCKED, &p.locked.into()))
+            .at("lock the slave")?;
         let slave = made.slave.as_ref().filter(|_| p.slave_exclusive);
         for side in slave.into_iter().chain(p.exclusive.then_some(&made.master)) {
-            fd::ioctl_num(side.as_raw_fd(), libc::TIOCEXCL, 0).at("set its exclusive mode")?;
+            ioctl::tell(side, ioctl::SET_EXCLUSIVE, 0).at("set its exclusive mode")?;
         }
         if let Ok(fixed) = Fixed::try_from(p.fixed.as_slice()) {
-            fd::ioctl_set(master, TIOCSLCKTRMIOS, &fixed).at("fix its settings")?;
+            lend(master)
+                .and_then(|fd| ioctl::set(fd, ioctl::SET_FIXED, &fixed))
+                .at("fix its settings")?;
         }
     }
     Ok(())
@@ -163,20 +176,19 @@ fn outside(flags: i32) -> Result<OwnedFd, Fault> {
 
 fn hung_up() -> Result<OwnedFd, Fault> {
     let (master, _) = names::new_master()?;
-    fd::ioctl_set(master.as_raw_fd(), TIOCSPTLCK, &0i32).at("unlock the slave")?;
+    ioctl::set(&master, ioctl::SET_LOCKED, &0).at("unlock the slave")?;
     drain::slave_of(master.as_raw_fd()).at("open a slave")
 }
 
 fn is_terminal(n: RawFd) -> bool {
-    // SAFETY: isatty takes a number.
-    unsafe { libc::isatty(n) == 1 }
+    lend(n).is_ok_and(|fd| fd.is_terminal())
 }
 
 /// Makes the terminal of session `pid` its controlling terminal; called in the session's leader.
 pub(crate) fn take_session(t: &BuiltTerminals, pid: i32) -> Result<bool, Fault> {
     for p in t.ptys.iter().filter(|p| p.session == pid && pid != 0) {
         if let Some(slave) = &p.slave {
-            fd::ioctl_num(slave.as_raw_fd(), libc::TIOCSCTTY, 0).at("make it the controlling terminal")?;
+            ioctl::tell(slave, ioctl::SET_CONTROLLING, 0).at("make it the controlling terminal")?;
             return Ok(true);
         }
     }
@@ -188,7 +200,7 @@ pub(super) fn foreground(t: &Terminals, pid: i32) -> Result<(), Fault> {
     for p in t.ptys.iter().filter(|p| p.session == pid && pid != 0 && p.foreground != 0) {
         let tty = fd::open(Path::new("/dev/tty"), libc::O_RDWR | libc::O_NOCTTY, 0).at("open /dev/tty")?;
         // A group that has ended since cannot be in the foreground; then the leader's own stays.
-        let set = fd::ioctl_set(tty.as_raw_fd(), libc::TIOCSPGRP, &p.foreground);
+        let set = ioctl::set(&tty, ioctl::SET_FOREGROUND, &p.foreground);
         match set {
             Err(e) if matches!(e.raw_os_error(), Some(libc::ESRCH | libc::EPERM)) => {}
             set => drop(set.at("set its foreground process group")?),

@@ -7,15 +7,19 @@ use crate::fault::{refuse, At, Fault, Refusal};
 use crate::kind::{nothing, Candidate, Kind, Look, NoPart};
 use crate::model::{DescId, Description, Descriptors};
 use crate::session::Session;
+use crate::sys::fd;
 use crate::sys::fdinfo::FdInfo;
-use crate::sys::{check, fd};
+use belay_kernel::ioctl;
+use belay_kernel::numbers::lend;
+use rustix::time::{
+    timerfd_create, timerfd_gettime, timerfd_settime, ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags,
+    Timespec,
+};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// `TFD_IOC_SET_TICKS`.
-const SET_TICKS: libc::c_ulong = 0x4008_5400;
 const ABSTIME: i32 = 1;
 /// An expiration that is due is counted by the kernel within this time: the latency of a timer interrupt.
 const DUE: Duration = Duration::from_millis(1);
@@ -131,9 +135,13 @@ fn readable(clock: i32) -> i32 {
 
 /// The time of this clock.
 fn now(clock: i32) -> io::Result<(i64, i64)> {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is valid for writing.
-    check(unsafe { libc::clock_gettime(readable(clock), &mut now) })?;
+    let now = rustix::time::clock_gettime(match readable(clock) {
+        libc::CLOCK_REALTIME => ClockId::Realtime,
+        libc::CLOCK_MONOTONIC => ClockId::Monotonic,
+        libc::CLOCK_BOOTTIME => ClockId::Boottime,
+        // There are no timers of others.
+        _ => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    });
     Ok((now.tv_sec, now.tv_nsec))
 }
 
@@ -172,26 +180,29 @@ fn counted(s: &Session<'_>, id: DescId, t: TimerfdState) -> Result<TimerfdState,
         return Ok(t);
     }
     let taken = s.take(id)?;
-    let mut left = libc::itimerspec {
-        it_interval: timespec((0, 0)),
-        it_value: timespec((0, 0)),
-    };
-    // SAFETY: `left` is valid for writing.
-    check(unsafe { libc::timerfd_gettime(taken.raw(), &mut left) }).at("let it count its periods")?;
+    let asked = lend(taken.raw()).and_then(|fd| Ok(timerfd_gettime(fd)?));
+    asked.at("let it count its periods")?;
     state(&s.info(id)?)
 }
 
 fn make(d: &Description, t: &TimerfdState) -> Result<OwnedFd, Fault> {
-    let flags = libc::TFD_CLOEXEC | (d.flags & libc::O_NONBLOCK);
-    // SAFETY: timerfd_create takes numbers only.
-    let fd = match check(unsafe { libc::timerfd_create(t.clock, flags) }) {
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return refuse("alarm clocks need CAP_WAKE_ALARM: restart as root")
-        }
-        made => made.at("timerfd_create")?,
-    };
-    // SAFETY: the kernel has just returned this number.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = TimerfdFlags::from_bits_retain((d.flags & libc::O_NONBLOCK).cast_unsigned()) | TimerfdFlags::CLOEXEC;
+    let made = clock_of(t.clock).and_then(|clock| Ok(timerfd_create(clock, flags)?));
+    match made {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => refuse("alarm clocks need CAP_WAKE_ALARM: restart as root"),
+        made => made.at("timerfd_create"),
+    }
+}
+
+fn clock_of(clock: i32) -> io::Result<TimerfdClockId> {
+    Ok(match clock {
+        libc::CLOCK_REALTIME => TimerfdClockId::Realtime,
+        libc::CLOCK_MONOTONIC => TimerfdClockId::Monotonic,
+        libc::CLOCK_BOOTTIME => TimerfdClockId::Boottime,
+        libc::CLOCK_REALTIME_ALARM => TimerfdClockId::RealtimeAlarm,
+        libc::CLOCK_BOOTTIME_ALARM => TimerfdClockId::BoottimeAlarm,
+        _ => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    })
 }
 
 /// Lets timer `fd` go on.
@@ -207,24 +218,26 @@ fn arm(fd: RawFd, t: &TimerfdState) -> Result<(), Fault> {
         (_, true) if matches!(t.clock, libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_ALARM) => sum(t.now, t.value)?,
         (_, true) => sum(now(t.clock).at("read its clock")?, t.value)?,
     };
-    let spec = libc::itimerspec {
+    let spec = Itimerspec {
         it_interval: timespec(t.interval),
         it_value: timespec(value),
     };
-    // SAFETY: `spec` is valid for reading, and the old setting is not wanted.
-    let set = check(unsafe { libc::timerfd_settime(fd, t.flags, &spec, std::ptr::null_mut()) });
+    let flags = TimerfdTimerFlags::from_bits_retain(t.flags.cast_unsigned());
+    let set = lend(fd).and_then(|fd| Ok(timerfd_settime(fd, flags, &spec)?));
     set.at("arm the timer")?;
     if overdue {
         fd::wait(fd, libc::POLLIN, 1000).at("wait for a timer that expires at once")?;
     }
     if t.ticks > 0 {
-        fd::ioctl_set(fd, SET_TICKS, &t.ticks).at("set expirations not yet read")?;
+        lend(fd)
+            .and_then(|fd| ioctl::set(fd, ioctl::SET_TICKS, &t.ticks))
+            .at("set expirations not yet read")?;
     }
     Ok(())
 }
 
-fn timespec(v: (i64, i64)) -> libc::timespec {
-    libc::timespec {
+fn timespec(v: (i64, i64)) -> Timespec {
+    Timespec {
         tv_sec: v.0,
         tv_nsec: v.1,
     }

@@ -152,8 +152,7 @@ fn a_name_that_is_known_beforehand_is_never_opened() {
     std::os::unix::fs::symlink(dir.join("victim"), &name).unwrap();
     file_beside(&above, &path).unwrap();
     assert_eq!(std::fs::read(dir.join("victim")).unwrap(), b"victim");
-    // SAFETY: has no preconditions.
-    if unsafe { libc::geteuid() } == 0 {
+    if rustix::process::geteuid().as_raw() == 0 {
         std::os::unix::fs::lchown(&name, Some(65534), Some(65534)).unwrap();
         let refused = file_beside(&above, &path).unwrap_err().to_string();
         assert!(refused.contains("another user"), "{refused}");

@@ -49,6 +49,7 @@ fn columns<const N: usize>(text: &str, names: [&str; N]) -> Option<Vec<[i64; N]>
 mod tests {
     use super::super::{queues, segments, semaphores};
     use super::*;
+    use belay_kernel::sysv::{msg, sem, shm};
 
     #[test]
     fn columns_are_found_by_their_names() {
@@ -66,15 +67,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_listed_is_asked_for_one_by_one() {
-        let flags = libc::IPC_CREAT | 0o600;
-        // SAFETY: these take numbers only.
-        let ids = unsafe {
-            [
-                libc::shmget(libc::IPC_PRIVATE, 1, flags),
-                libc::semget(libc::IPC_PRIVATE, 3, flags),
-                libc::msgget(libc::IPC_PRIVATE, flags),
-            ]
-        };
+        let segment = shm::Segment::make(libc::IPC_PRIVATE, 1, 0o600).map(|made| made.id());
+        let set = sem::Made::new(libc::IPC_PRIVATE, 3, 0o600).map(|made| made.id());
+        let ids = [segment, set, msg::make(libc::IPC_PRIVATE, 0o600)].map(|id| id.unwrap_or(-1));
         let lists = Path::new(LISTS);
         // A list that is there and cannot be read, one that is masked, and none.
         let [unreadable, masked, missing] = ["/", "/dev/null", "/nonexistent"].map(Path::new);
@@ -89,12 +84,7 @@ mod tests {
             seen.push(row(&queues::rows(path), ids[2]).is_some_and(|r| Some(r) == row(&queues::rows(&lists.join("msg")), ids[2])));
         }
         let none = segments::rows(missing).len() + semaphores::rows(missing).len() + queues::rows(missing).len();
-        // SAFETY: removal takes no further argument.
-        unsafe {
-            libc::shmctl(ids[0], libc::IPC_RMID, std::ptr::null_mut());
-            libc::semctl(ids[1], 0, libc::IPC_RMID);
-            libc::msgctl(ids[2], libc::IPC_RMID, std::ptr::null_mut());
-        }
+        let _ = (shm::remove(ids[0]), sem::remove(ids[1]), msg::remove(ids[2]));
         assert!(ids.iter().all(|id| *id >= 0), "{ids:?}");
         assert_eq!((seen, none), (vec![true; 6], 0));
     }

@@ -163,20 +163,17 @@ fn is_foreign(e: &Fault) -> bool {
 /// Whether an object belongs to the agent's user. Process numbers come around again: one of another user is none of
 /// ours, whoever had its maker's number.
 fn is_own(owner: i64, creator: i64) -> bool {
-    // SAFETY: takes nothing and cannot fail.
-    let me = i64::from(unsafe { libc::geteuid() });
+    let me = i64::from(rustix::process::geteuid().as_raw());
     owner == me || creator == me
 }
 
 /// Lets `set` give an object its mode and owner. An owner that does not exist in the user namespace of a restart cannot
 /// be given; then the object stays the user's own.
-fn set_perm(c: &Common, mut set: impl FnMut(u32, (u32, u32)) -> io::Result<i32>) -> io::Result<i32> {
+fn set_perm(c: &Common, mut set: impl FnMut(u32, (u32, u32)) -> io::Result<()>) -> io::Result<()> {
     match set(c.mode, c.owner) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            // SAFETY: takes nothing and cannot fail.
-            let user = unsafe { libc::geteuid() };
-            // SAFETY: as above.
-            let group = unsafe { libc::getegid() };
+            let user = rustix::process::geteuid().as_raw();
+            let group = rustix::process::getegid().as_raw();
             set(c.mode, (user, group))
         }
         done => done,
@@ -189,9 +186,9 @@ fn change(p: &mut libc::ipc_perm, mode: u32, owner: (u32, u32)) {
 }
 
 /// Makes an object with identifier `id`.
-fn same_id(kind: &str, id: i32, make: impl FnOnce() -> i32) -> Result<(), Fault> {
+fn same_id(kind: &str, id: i32, make: impl FnOnce() -> io::Result<i32>) -> Result<(), Fault> {
     std::fs::write(format!("/proc/sys/kernel/{kind}_next_id"), id.to_string()).at(format!("ask for {kind} identifier {id}"))?;
-    let got = crate::sys::check(make()).at(format!("make {kind} object {id}"))?;
+    let got = make().at(format!("make {kind} object {id}"))?;
     if got != id {
         return refuse(format!(
             "{kind} object got identifier {got} instead of {id}; restart in an IPC namespace of its own"

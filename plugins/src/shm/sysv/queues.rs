@@ -6,14 +6,12 @@ use super::{change, common, limits, same_id, set_perm, taken, whose, Common, OWN
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::session::Session;
 use belay_image::blobs::{BlobReader, BlobRef};
+use belay_kernel::sysv::msg;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
-
-const MSG_COPY: i32 = 0o40000;
-const MSG_STAT_ANY: i32 = 13;
 
 /// A message queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -36,20 +34,12 @@ pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<Q
     Ok(())
 }
 
-fn msg_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::msqid_ds)> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: `ds` is valid for writing.
-    let r = crate::sys::check(unsafe { libc::msgctl(id, cmd, &mut ds) })?;
-    Ok((r, ds))
-}
-
 /// Identifier, creator, last sender and receiver of every queue, and when that was, and the time of its last change, as
 /// listed at `path`.
 pub(super) fn rows(path: &Path) -> Vec<[i64; 7]> {
     list(path, ["msqid", "cuid", "lspid", "lrpid", "stime", "rtime", "ctime"], || {
-        each(msg_stat(0, libc::MSG_INFO).map(|(last, _)| last), |at| {
-            let (id, ds) = msg_stat(at, MSG_STAT_ANY)?;
+        each(msg::last(), |at| {
+            let (id, ds) = msg::at(at)?;
             let users = [ds.msg_lspid, ds.msg_lrpid].map(i64::from);
             let creator = ds.msg_perm.cuid.into();
             Ok([
@@ -100,22 +90,19 @@ fn used(ds: &libc::msqid_ds) -> [i64; 6] {
 }
 
 fn queue(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Queue, Fault> {
-    let (_, ds) = msg_stat(id, libc::IPC_STAT).at("msgctl")?;
+    let ds = msg::stat(id).at("msgctl")?;
     let mut buf = vec![0u64; usize::try_from(ds.__msg_cbytes).unwrap_or(0) / 8 + 2];
     let mut messages = Vec::new();
     for at in 0..ds.msg_qnum {
         let at = i64::try_from(at).map_err(|_| Fault::Refused("too many messages".into()))?;
-        let flags = MSG_COPY | libc::IPC_NOWAIT;
-        // SAFETY: the buffer has room for the type and all bytes that the whole queue holds.
-        let n = unsafe { libc::msgrcv(id, buf.as_mut_ptr().cast(), (buf.len() - 1) * 8, at, flags) };
-        let n = match crate::sys::check_len(n) {
+        let n = match msg::copy(id, at, &mut buf) {
             Err(e) if matches!(e.raw_os_error(), Some(libc::E2BIG | libc::ENOMSG)) => return not_now(USED),
             n => n.at("copy a message (MSG_COPY)")?,
         };
         let text: Vec<u8> = buf[1..].iter().flat_map(|w| w.to_ne_bytes()).take(n).collect();
         messages.push((buf[0].cast_signed(), s.blobs.put(&text)?));
     }
-    if used(&msg_stat(id, libc::IPC_STAT).at("msgctl")?.1) != used(&ds) {
+    if used(&msg::stat(id).at("msgctl")?) != used(&ds) {
         return not_now(USED);
     }
     Ok(Queue {
@@ -128,47 +115,32 @@ fn queue(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Queue, Fault> {
 
 /// Lets a queue hold `bytes` bytes, and gives it mode and owner of `c`.
 fn set(id: i32, bytes: u64, c: Option<&Common>) -> io::Result<()> {
-    let (_, mut ds) = msg_stat(id, libc::IPC_STAT)?;
+    let mut ds = msg::stat(id)?;
     ds.msg_qbytes = bytes;
-    let apply = |ds: &mut libc::msqid_ds| {
-        // SAFETY: `ds` is valid for reading.
-        crate::sys::check(unsafe { libc::msgctl(id, libc::IPC_SET, ds) })
-    };
     match c {
-        None => apply(&mut ds),
+        None => msg::change(id, &mut ds),
         Some(c) => set_perm(c, |mode, owner| {
             change(&mut ds.msg_perm, mode, owner);
-            apply(&mut ds)
+            msg::change(id, &mut ds)
         }),
     }
-    .map(drop)
 }
 
 impl Queue {
     /// Makes it again. `tell` is told of what is not as it was.
     pub(super) fn rebuild(&self, blobs: &BlobReader, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let id = self.common.id;
-        let remove = || {
-            // SAFETY: IPC_RMID takes no third argument.
-            unsafe { libc::msgctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
-        };
+        let remove = || drop(msg::remove(id));
         let name = format!("message queue {id}");
         whose::rebuild((&name, self.guessed), || self.make(blobs, tell), remove, tell)
     }
 
     fn make(&self, blobs: &BlobReader, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let c = &self.common;
-        // SAFETY: msgget takes numbers only.
-        same_id("msg", c.id, || unsafe {
-            libc::msgget(c.key, libc::IPC_CREAT | libc::IPC_EXCL | 0o600)
-        })?;
+        same_id("msg", c.id, || msg::make(c.key, 0o600))?;
         let room = self.widen()?;
         for (kind, text) in &self.messages {
-            let mut msg = kind.to_ne_bytes().to_vec();
-            msg.extend_from_slice(&blobs.get(text)?);
-            // SAFETY: `msg` holds the type and the text of the stated length.
-            let sent = unsafe { libc::msgsnd(c.id, msg.as_ptr().cast(), msg.len() - 8, libc::IPC_NOWAIT) };
-            crate::sys::check(sent).at("put a message back")?;
+            msg::send(c.id, *kind, &blobs.get(text)?).at("put a message back")?;
         }
         if room < self.max_bytes {
             tell(&format!(

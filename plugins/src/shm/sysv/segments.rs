@@ -6,7 +6,8 @@ use super::{change, common, failed, is_own, same_id, set_perm, taken, whose, Com
 use crate::content::{Content, PageSource};
 use crate::fault::{At, Fault, Refusal};
 use crate::session::Session;
-use crate::sys::apart;
+use belay_kernel::apart;
+use belay_kernel::sysv::shm;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,8 +18,6 @@ use std::time::SystemTime;
 const SHM_DEST: u32 = 0o1000;
 /// In the mode of a segment: locked in memory.
 const SHM_LOCKED: u32 = 0o2000;
-const SHM_INFO: i32 = 14;
-const SHM_STAT_ANY: i32 = 15;
 
 /// A shared memory segment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,7 +48,7 @@ pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<S
     for (id, guessed) in &all {
         let name = format!("System V shared memory segment {id}");
         let segment = segment(s, *id, *guessed);
-        if let Ok((_, ds)) = shm_stat(*id, libc::IPC_STAT) {
+        if let Ok(ds) = shm::stat(*id) {
             looked_at.insert(*id, (ds.shm_lpid.into(), *guessed));
         }
         if attached.contains(id) {
@@ -62,22 +61,13 @@ pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut Vec<S
     Ok(())
 }
 
-/// `shmctl` with a `shmid_ds`.
-fn shm_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::shmid_ds)> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: `ds` is valid for writing.
-    let r = crate::sys::check(unsafe { libc::shmctl(id, cmd, &mut ds) })?;
-    Ok((r, ds))
-}
-
 /// Identifier, owner, creator, maker, who used it last, how many have it attached, when it was attached and detached last
 /// and changed, of every segment, as listed at `path`.
 pub(super) fn rows(path: &Path) -> Vec<[i64; 9]> {
     let names = ["shmid", "uid", "cuid", "cpid", "lpid", "nattch", "atime", "dtime", "ctime"];
     list(path, names, || {
-        each(shm_stat(0, SHM_INFO).map(|(last, _)| last), |at| {
-            let (id, ds) = shm_stat(at, SHM_STAT_ANY)?;
+        each(shm::last(), |at| {
+            let (id, ds) = shm::at(at)?;
             let (p, users) = (&ds.shm_perm, [ds.shm_cpid, ds.shm_lpid].map(i64::from));
             let attached = i64::try_from(ds.shm_nattch).map_err(io::Error::other)?;
             let times = [ds.shm_atime, ds.shm_dtime, ds.shm_ctime];
@@ -126,10 +116,11 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<(i32, bool)> {
 }
 
 fn segment(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Segment, Fault> {
-    let (_, ds) = shm_stat(id, libc::IPC_STAT).at("shmctl")?;
-    let bytes = ds.shm_segsz;
-    let map = Attached::apart(id).at("attach (shmat)")?;
-    let content = Content::of_mapping(map.at, bytes, &mut s.contents)?;
+    let (segment, ds) = shm::Segment::find(id).at("shmctl")?;
+    let map = attach_apart(segment).at("attach (shmat)")?;
+    let content = Content::of_mapping(&map, ds.shm_segsz, &mut s.contents);
+    detach_apart(map);
+    let content = content?;
     Ok(Segment {
         common: common(id, &ds.shm_perm),
         content,
@@ -139,52 +130,20 @@ fn segment(s: &mut Session<'_>, id: i32, guessed: bool) -> Result<Segment, Fault
     })
 }
 
-/// An attachment of the agent's own.
-struct Attached {
-    at: *mut u8,
-    /// Made and ended by processes that have ended: a living one that has used a segment last would be taken for one
-    /// that has it, by other jobs of the user.
-    apart: bool,
+/// Attaches it for reading, in a process that has ended then: a living one that has used a segment last would be taken for
+/// one that has it, by other jobs of the user.
+fn attach_apart(segment: shm::Segment) -> io::Result<shm::Attached> {
+    let mut attached = Err(io::ErrorKind::Interrupted.into());
+    apart::run(&mut || attached = segment.attach(libc::SHM_RDONLY))?;
+    attached
 }
 
-fn attach(id: i32, flags: i32) -> io::Result<*mut u8> {
-    // SAFETY: a null address lets the kernel choose a free range.
-    let p = unsafe { libc::shmat(id, std::ptr::null(), flags) };
-    if p.addr() == usize::MAX {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(p.cast())
-}
-
-impl Attached {
-    /// For reading and writing.
-    fn new(id: i32) -> io::Result<Self> {
-        let at = attach(id, 0)?;
-        Ok(Self { at, apart: false })
-    }
-
-    /// For reading.
-    fn apart(id: i32) -> io::Result<Self> {
-        let mut attached = Err(io::ErrorKind::Interrupted.into());
-        apart::run(&mut || attached = attach(id, libc::SHM_RDONLY))?;
-        let at = attached?;
-        Ok(Self { at, apart: true })
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let mut detach = || {
-            // SAFETY: the address came from shmat, and nothing refers into the attachment any more.
-            unsafe { libc::shmdt(self.at.cast()) };
-        };
-        if self.apart {
-            if let Err(error) = apart::run(&mut detach) {
-                tracing::warn!(%error, "a System V segment stays attached");
-            }
-        } else {
-            detach();
-        }
+/// Detaches it in such a process.
+fn detach_apart(attached: shm::Attached) {
+    let mut left = Some(attached);
+    if let Err(error) = apart::run(&mut || drop(left.take())) {
+        tracing::warn!(%error, "a System V segment stays attached");
+        std::mem::forget(left);
     }
 }
 
@@ -192,10 +151,7 @@ impl Segment {
     /// Makes it again. `tell` is told of what is not as it was.
     pub(super) fn rebuild(&self, pages: &dyn PageSource, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let id = self.common.id;
-        let remove = || {
-            // SAFETY: IPC_RMID takes no third argument.
-            unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
-        };
+        let remove = || drop(shm::remove(id));
         let name = format!("shared memory segment {id}");
         whose::rebuild((&name, self.guessed), || self.make(pages), remove, tell)
     }
@@ -204,25 +160,22 @@ impl Segment {
         let c = &self.common;
         let bytes = usize::try_from(self.content.bytes).map_err(|_| Fault::Refused("segment too large".into()))?;
         let key = if self.removed { libc::IPC_PRIVATE } else { c.key };
-        let flags = libc::IPC_CREAT | libc::IPC_EXCL | 0o600;
-        // SAFETY: shmget takes numbers only.
-        same_id("shm", c.id, || unsafe { libc::shmget(key, bytes, flags) })?;
-        {
-            let map = Attached::new(c.id).at("attach (shmat)")?;
-            // SAFETY: the attachment is a new segment of `content.bytes` zero bytes.
-            unsafe { self.content.fill_memory(map.at, pages)? };
+        let mut made = None;
+        same_id("shm", c.id, || Ok(made.insert(shm::Segment::make(key, bytes, 0o600)?).id()))?;
+        if let Some(segment) = made {
+            let map = segment.attach(0).at("attach (shmat)")?;
+            self.content.fill_memory(&map, pages)?;
         }
         if self.locked {
             // As with other memory, as far as the limits allow.
-            if let Err(error) = shm_stat(c.id, libc::SHM_LOCK) {
+            if let Err(error) = shm::lock(c.id) {
                 tracing::warn!(%error, id = c.id, "a System V segment is not locked in memory any more");
             }
         }
-        let (_, mut ds) = shm_stat(c.id, libc::IPC_STAT).at("shmctl")?;
+        let mut ds = shm::stat(c.id).at("shmctl")?;
         let set = set_perm(c, |mode, owner| {
             change(&mut ds.shm_perm, mode, owner);
-            // SAFETY: `ds` is valid for reading.
-            crate::sys::check(unsafe { libc::shmctl(c.id, libc::IPC_SET, &mut ds) })
+            shm::change(c.id, &mut ds)
         });
         set.at("set mode and owner of a segment")?;
         Ok(())
@@ -234,9 +187,6 @@ impl Segment {
             return Ok(());
         }
         let id = self.common.id;
-        // SAFETY: IPC_RMID takes no third argument.
-        let done = unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
-        crate::sys::check(done).at(format!("mark segment {id} for removal"))?;
-        Ok(())
+        shm::remove(id).at(format!("mark segment {id} for removal"))
     }
 }

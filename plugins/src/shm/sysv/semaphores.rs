@@ -4,15 +4,14 @@ use super::lists::{each, list, LISTS};
 use super::undo::{self, Noted};
 use super::whose::{is_guessed, seconds, Traces};
 use super::{change, common, failed, is_own, same_id, set_perm, taken, whose, Common, SysV, OWN_NAMESPACE};
-use crate::fault::{At, Fault, Refusal};
+use crate::fault::{refuse, At, Fault, Refusal};
 use crate::session::Session;
+use belay_kernel::sysv::sem;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
-
-const SEM_STAT_ANY: i32 = 20;
 
 /// A set of semaphores.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -52,35 +51,12 @@ pub(super) fn capture(s: &mut Session<'_>, pids: &BTreeSet<i32>, out: &mut SysV)
     Ok(())
 }
 
-/// The fourth argument of `semctl`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-union SemArg {
-    val: libc::c_int,
-    buf: *mut libc::semid_ds,
-    array: *mut u16,
-}
-
-fn sem_stat(id: i32, cmd: i32) -> io::Result<(i32, libc::semid_ds)> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: `ds` is valid for writing.
-    let r = crate::sys::check(unsafe { libc::semctl(id, 0, cmd, SemArg { buf: &mut ds }) })?;
-    Ok((r, ds))
-}
-
-fn sem_number(id: i32, at: usize, cmd: i32) -> io::Result<i32> {
-    let at = i32::try_from(at).map_err(io::Error::other)?;
-    // SAFETY: GETPID and the like take no fourth argument.
-    crate::sys::check(unsafe { libc::semctl(id, at, cmd, SemArg { val: 0 }) })
-}
-
 /// Identifier, number of semaphores, owner, creator, time of the last operation and of the last change of every set, as
 /// listed at `path`.
 pub(super) fn rows(path: &Path) -> Vec<[i64; 6]> {
     list(path, ["semid", "nsems", "uid", "cuid", "otime", "ctime"], || {
-        each(sem_stat(0, libc::SEM_INFO).map(|(last, _)| last), |at| {
-            let (id, ds) = sem_stat(at, SEM_STAT_ANY)?;
+        each(sem::last(), |at| {
+            let (id, ds) = sem::at(at)?;
             let count = i64::try_from(ds.sem_nsems).map_err(io::Error::other)?;
             let users = [ds.sem_perm.uid, ds.sem_perm.cuid].map(i64::from);
             Ok([id.into(), count, users[0], users[1], ds.sem_otime, ds.sem_ctime])
@@ -96,7 +72,7 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<Candidate> {
         let id = i32::try_from(id).ok()?;
         let last = || {
             let count = usize::try_from(count).unwrap_or(0);
-            (0..count).filter_map(|i| sem_number(id, i, libc::GETPID).ok()).collect()
+            (0..count).filter_map(|i| sem::user(id, i).ok()).collect()
         };
         let traces = || Traces {
             creator,
@@ -118,12 +94,7 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<Candidate> {
 
 /// The state of a set, with the times of the last operation and change.
 fn read(id: i32) -> Result<(Common, Vec<u16>, [i64; 2]), Fault> {
-    let (_, ds) = sem_stat(id, libc::IPC_STAT).at("semctl")?;
-    let mut values = vec![0u16; ds.sem_nsems as usize];
-    let array = values.as_mut_ptr();
-    // SAFETY: GETALL writes one value for each semaphore of the set.
-    let got = unsafe { libc::semctl(id, 0, libc::GETALL, SemArg { array }) };
-    crate::sys::check(got).at("semctl")?;
+    let (ds, values) = sem::values(id).at("semctl")?;
     Ok((common(id, &ds.sem_perm), values, [ds.sem_otime, ds.sem_ctime]))
 }
 
@@ -153,31 +124,27 @@ impl SemaphoreSet {
     /// Makes it again. `tell` is told of what is not as it was.
     pub(super) fn rebuild(&self, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let id = self.common.id;
-        let remove = || {
-            // SAFETY: IPC_RMID takes no fourth argument.
-            unsafe { libc::semctl(id, 0, libc::IPC_RMID) };
-        };
+        let remove = || drop(sem::remove(id));
         let name = format!("semaphore set {id}");
         whose::rebuild((&name, self.guessed), || self.make(tell), remove, tell)
     }
 
     fn make(&self, tell: &dyn Fn(&str)) -> Result<(), Fault> {
         let c = &self.common;
-        let n = i32::try_from(self.values.len()).map_err(|_| Fault::Refused("too many semaphores".into()))?;
-        // SAFETY: semget takes numbers only.
-        same_id("sem", c.id, || unsafe {
-            libc::semget(c.key, n, libc::IPC_CREAT | libc::IPC_EXCL | 0o600)
+        if i32::try_from(self.values.len()).is_err() {
+            return refuse("too many semaphores");
+        }
+        let mut made = None;
+        same_id("sem", c.id, || {
+            Ok(made.insert(sem::Made::new(c.key, self.values.len(), 0o600)?).id())
         })?;
-        let mut values = self.values.clone();
-        let array = values.as_mut_ptr();
-        // SAFETY: SETALL reads one value for each semaphore of the set.
-        let done = unsafe { libc::semctl(c.id, 0, libc::SETALL, SemArg { array }) };
-        crate::sys::check(done).at("set the values of semaphores")?;
-        let (_, mut ds) = sem_stat(c.id, libc::IPC_STAT).at("semctl")?;
+        if let Some(set) = made {
+            set.set(&self.values).at("set the values of semaphores")?;
+        }
+        let mut ds = sem::stat(c.id).at("semctl")?;
         let set = set_perm(c, |mode, owner| {
             change(&mut ds.sem_perm, mode, owner);
-            // SAFETY: `ds` is valid for reading.
-            crate::sys::check(unsafe { libc::semctl(c.id, 0, libc::IPC_SET, SemArg { buf: &mut ds }) })
+            sem::change(c.id, &mut ds)
         });
         if let Err(e) = set {
             tell(&format!("System V semaphore set {} has not its mode and owner: {e}", c.id));
@@ -200,28 +167,24 @@ mod tests {
     use super::*;
 
     /// A set that is only guessed to be the job's, removed when the test is over.
-    struct Guessed(Candidate);
+    struct Guessed(Candidate, sem::Made);
 
     impl Guessed {
         fn new(used: bool) -> Self {
-            // SAFETY: semget takes numbers only.
-            let id = unsafe { libc::semget(libc::IPC_PRIVATE, 2, libc::IPC_CREAT | 0o600) };
-            assert!(id >= 0);
+            let made = sem::Made::new(libc::IPC_PRIVATE, 2, 0o600).unwrap();
+            let id = made.id();
             let guessed = true;
-            Self(Candidate { id, guessed, used })
+            Self(Candidate { id, guessed, used }, made)
         }
 
         fn change(&self) {
-            // SAFETY: SETVAL takes a number.
-            let done = unsafe { libc::semctl(self.0.id, 1, libc::SETVAL, SemArg { val: 5 }) };
-            assert_eq!(done, 0);
+            self.1.set(&[0, 5]).unwrap();
         }
     }
 
     impl Drop for Guessed {
         fn drop(&mut self) {
-            // SAFETY: IPC_RMID takes no fourth argument.
-            unsafe { libc::semctl(self.0.id, 0, libc::IPC_RMID) };
+            let _ = sem::remove(self.0.id);
         }
     }
 

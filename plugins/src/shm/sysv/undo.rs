@@ -3,7 +3,10 @@
 use crate::fault::{At, Fault};
 use crate::inside::Unreadable;
 use crate::session::Session;
+use belay_kernel::apart;
 use belay_kernel::kcmp::{self, Object};
+use belay_kernel::sysv::sem;
+use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::io;
@@ -46,28 +49,20 @@ struct Ended(i32);
 
 impl Ended {
     fn new() -> io::Result<Self> {
-        extern "C" fn end(_: *mut libc::c_void) -> i32 {
-            0
-        }
-        let mut stack = vec![0u128; 1024];
-        let top = stack.as_mut_ptr_range().end.cast();
-        // SAFETY: the child only returns, on a stack of its own that lives until then: with CLONE_VFORK the caller
-        // waits for it. It raises no signal when it ends.
-        let pid = crate::sys::check(unsafe { libc::clone(end, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) })?;
+        let pid = apart::ended()?;
         let ended = Self(pid);
-        ended.wait(libc::WNOWAIT)?;
+        ended.wait(WaitIdOptions::NOWAIT)?;
         Ok(ended)
     }
 
-    fn wait(&self, flags: i32) -> io::Result<()> {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    fn wait(&self, flags: WaitIdOptions) -> io::Result<()> {
+        // Children that raise no signal too.
+        let all = WaitIdOptions::from_bits_retain(libc::__WALL.cast_unsigned());
+        let pid = Pid::from_raw(self.0).ok_or(io::ErrorKind::NotFound)?;
         loop {
-            let id = self.0.unsigned_abs();
-            // SAFETY: `info` is valid for writing.
-            let done = unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), libc::WEXITED | libc::__WALL | flags) };
-            match crate::sys::check(done) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                done => return done.map(drop),
+            match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | all | flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                done => return Ok(done.map(drop)?),
             }
         }
     }
@@ -75,7 +70,7 @@ impl Ended {
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        if let Err(error) = self.wait(0) {
+        if let Err(error) = self.wait(WaitIdOptions::empty()) {
             tracing::warn!(%error, "a process that has ended stays there");
         }
     }
@@ -114,16 +109,11 @@ pub(super) fn note(set: i32, noted: &Noted) -> Result<(), Fault> {
             sem_flg: (flags | libc::IPC_NOWAIT) as i16,
         };
         let (back, noted) = (op(part, 0), op(-part, libc::SEM_UNDO));
-        semop(set, [back, noted])
-            .or_else(|_| semop(set, [noted, back]))
+        sem::operate(set, &mut [back, noted])
+            .or_else(|_| sem::operate(set, &mut [noted, back]))
             .at("note down what is to be undone (SEM_UNDO)")?;
     }
     Ok(())
-}
-
-fn semop(set: i32, mut ops: [libc::sembuf; 2]) -> io::Result<i32> {
-    // SAFETY: two live operations.
-    crate::sys::check(unsafe { libc::semop(set, ops.as_mut_ptr(), ops.len()) })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use super::{SysV, OWN_NAMESPACE};
 use crate::fault::Fault;
 use belay_kernel::proc;
+use rustix::time::ClockId;
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
@@ -61,8 +62,7 @@ pub(super) fn is_guessed(traces: &Traces, pids: &BTreeSet<i32>, launched: i64) -
     if last.iter().any(of_job) {
         return Some(false);
     }
-    // SAFETY: takes nothing and cannot fail.
-    let me = i64::from(unsafe { libc::geteuid() });
+    let me = i64::from(rustix::process::geteuid().as_raw());
     let lives = |pid: &i32| proc::stat(*pid).is_ok_and(|s| !s.is_dead() && has_used(&s, traces.used));
     // Times are in seconds. In that of the launch the numbers of processes tell what was before, where somebody has used it.
     let maybe_since = || last.iter().all(|pid| *pid == 0) || any_after(last, std::process::id().cast_signed());
@@ -97,16 +97,10 @@ pub(super) fn rebuild(
 /// Whether a process can have used something at time `used`, in seconds: numbers come around again, so another may have
 /// had its number then.
 fn has_used(process: &proc::Stat, used: i64) -> bool {
-    let seconds = |clock| {
-        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `t` is valid for writing.
-        unsafe { libc::clock_gettime(clock, &mut t) };
-        t.tv_sec
-    };
-    // SAFETY: takes a number.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-    let began = i64::try_from(process.starttime).unwrap_or(i64::MAX) / ticks;
-    seconds(libc::CLOCK_REALTIME) - seconds(libc::CLOCK_BOOTTIME) + began <= used + 2
+    let seconds = |clock| rustix::time::clock_gettime(clock).tv_sec;
+    let ticks = rustix::param::clock_ticks_per_second().max(1);
+    let began = i64::try_from(process.starttime / ticks).unwrap_or(i64::MAX);
+    seconds(ClockId::Realtime) - seconds(ClockId::Boottime) + began <= used + 2
 }
 
 /// Whether one of these processes began after `other`, as far as their numbers tell.
@@ -147,8 +141,7 @@ mod tests {
     #[test]
     fn an_object_is_guessed_from_who_made_it_and_when() {
         let launched = seconds(SystemTime::now()) - 10;
-        // SAFETY: takes nothing and cannot fail.
-        let creator = i64::from(unsafe { libc::geteuid() });
+        let creator = i64::from(rustix::process::geteuid().as_raw());
         let me = std::process::id().cast_signed();
         let traces = |last: &[i32], changed: i64, creator: i64| Traces {
             creator,

@@ -271,7 +271,7 @@ fn requeue(s: &mut Session<'_>, all: &[Seen], descriptions: &mut [Description]) 
         let clients: Vec<&Seen> = all.iter().filter(|t| waits(&descriptions[t.id])).collect();
         let named = |e: Fault| (s.found[l.id].holder, s.found[l.id].link.display().to_string(), e);
         let carries = |t: &&Seen| {
-            let queued = || Some(fd::ioctl_get::<i32>(s.take(t.id).ok()?.raw(), libc::TIOCOUTQ).unwrap_or(0));
+            let queued = || Some(fd::unsent_bytes(s.take(t.id).ok()?.raw()).unwrap_or(0));
             t.data_segments_sent > 0 || queued().is_some_and(|bytes| bytes > 0)
         };
         if !clients.iter().any(carries) {

@@ -10,7 +10,9 @@ use super::info::{undelivered, Counters, End};
 use super::said::apart;
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::sockets::send_buffer::{Buffer, Enlarged, SO_BUF_LOCK};
-use crate::sys::{apart, fd, sock};
+use crate::sys::{fd, sock};
+use belay_kernel::apart;
+use rustix::net::Shutdown;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -135,7 +137,7 @@ pub(super) fn arrived(receiver: End) -> Result<(Vec<u8>, Counters), Fault> {
 /// The send queue, at whose end is what has not arrived. (Whatever has arrived and not been acknowledged is there, too.)
 pub(super) fn peek_sent(sender: RawFd) -> io::Result<Vec<u8>> {
     let reuse: i32 = sock::get(sender, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
-    let queued: i32 = fd::ioctl_get(sender, libc::TIOCOUTQ)?;
+    let queued: i32 = fd::unsent_bytes(sender)?;
     // The first segment may have been acknowledged in part, but is still there as a whole.
     let mut room = usize::try_from(queued).unwrap_or(0) + SEGMENT_MAX;
     loop {
@@ -261,7 +263,7 @@ pub(super) fn put_back(sender: RawFd, receiver: RawFd, data: &[u8]) -> Result<()
 /// What has been read could not be put in front of what follows. Silence would be worse than an error: both ends learn
 /// that the connection is broken.
 pub(super) fn give_up<T>(sender: RawFd, why: &str) -> Result<T, Fault> {
-    sock::shutdown(sender, libc::SHUT_RDWR).at("shut the connection down")?;
+    sock::shutdown(sender, Shutdown::Both).at("shut the connection down")?;
     refuse(format!("the connection was shut down: {why}"))
 }
 
@@ -341,6 +343,7 @@ fn wait(raw: RawFd, events: i16) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::SendFlags;
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd as _;
@@ -431,9 +434,7 @@ mod tests {
         let (receiver, _) = listener.accept().unwrap();
         let raw = receiver.as_raw_fd();
         let urgent = |byte: u8| {
-            // SAFETY: one byte that lives as long as the call.
-            let n = unsafe { libc::send(sender.as_raw_fd(), (&raw const byte).cast(), 1, libc::MSG_OOB) };
-            assert_eq!(n, 1);
+            assert_eq!(rustix::net::send(&sender, &[byte], SendFlags::OOB), Ok(1));
         };
         let is_refused = || matches!(in_flight(direction(&sender, &receiver)), Err(Fault::Passing(why)) if why.contains("urgent"));
         (&sender).write_all(b"abc").unwrap();

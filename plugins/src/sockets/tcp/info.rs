@@ -92,7 +92,7 @@ impl End {
     fn settled(self) -> io::Result<(Info, i32)> {
         let mut before = Info::of(self.raw)?;
         loop {
-            let queued = fd::ioctl_get(self.raw, libc::TIOCOUTQ)?;
+            let queued = fd::unsent_bytes(self.raw)?;
             let info = Info::of(self.raw)?;
             if info == before {
                 return Ok((info, queued));

@@ -10,6 +10,7 @@ use crate::sockets::names::{self, Listening, Names, Page, View};
 use crate::sockets::options::When;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
+use rustix::net::Shutdown;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
@@ -173,7 +174,7 @@ fn placed(b: &Builder<'_>, t: &TcpState) -> TcpState {
 fn settle(t: &TcpState, raw: RawFd) -> Result<(), Fault> {
     t.options.restore_buffers(raw);
     if t.role == Role::Unconnected && t.received_fin {
-        match sock::shutdown(raw, libc::SHUT_RD) {
+        match sock::shutdown(raw, Shutdown::Read) {
             // It is shut down nevertheless.
             Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {}
             done => done.at("shut reading down")?,
@@ -215,7 +216,7 @@ fn waiting(b: &Builder<'_>, t: &TcpState, peer: &Addr) -> Result<OwnedFd, Fault>
         let data = b.blobs.get(early)?;
         drain::put_back(fd.as_raw_fd(), fd.as_raw_fd(), &data)?;
     }
-    for (is_shut, how) in [(t.sent_fin, libc::SHUT_WR), (t.received_fin, libc::SHUT_RD)] {
+    for (is_shut, how) in [(t.sent_fin, Shutdown::Write), (t.received_fin, Shutdown::Read)] {
         if is_shut {
             sock::shutdown(fd.as_raw_fd(), how).at("shut it down as before")?;
         }
@@ -288,12 +289,12 @@ fn pair(
     exchange(b, client.1, &c, &s)?;
     for (t, fd) in [(server.1, &s), (client.1, &c)] {
         if t.sent_fin {
-            sock::shutdown(fd.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+            sock::shutdown(fd.as_raw_fd(), Shutdown::Write).at("shut writing down")?;
         }
     }
     for (t, o, fd) in [(server.1, client.1, &s), (client.1, server.1, &c)] {
         if t.received_fin && !o.sent_fin {
-            sock::shutdown(fd.as_raw_fd(), libc::SHUT_RD).at("shut reading down")?;
+            sock::shutdown(fd.as_raw_fd(), Shutdown::Read).at("shut reading down")?;
         }
     }
     b.put(server.0, s)?;
@@ -371,7 +372,7 @@ fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
     };
     exchange(b, t, &own, &gone)?;
     if t.sent_fin {
-        sock::shutdown(own.as_raw_fd(), libc::SHUT_WR).at("shut writing down")?;
+        sock::shutdown(own.as_raw_fd(), Shutdown::Write).at("shut writing down")?;
     }
     if matches!(t.role, Role::Reset | Role::Remote) {
         // Closing with a linger time of zero sends a reset.

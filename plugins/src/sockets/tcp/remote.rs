@@ -17,6 +17,7 @@ use crate::session::{Session, Taken};
 use crate::sockets::names::{Book, Page, Share};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
+use rustix::net::Shutdown;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
@@ -376,7 +377,7 @@ fn refill(b: &Builder<'_>, e: &Reunion<'_>, raw: RawFd, unread: Option<&String>)
     }
     drain::put_back(raw, raw, &data)?;
     if e.state.sent_fin {
-        sock::shutdown(raw, libc::SHUT_WR).at("shut writing down")?;
+        sock::shutdown(raw, Shutdown::Write).at("shut writing down")?;
     }
     Ok(())
 }

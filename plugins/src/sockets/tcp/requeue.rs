@@ -14,6 +14,7 @@ use super::said::apart;
 use crate::fault::{not_now, At, Fault};
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
+use rustix::net::Shutdown;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -162,7 +163,7 @@ fn again(c: &Client, data: &[u8]) -> Result<(), Fault> {
     }
     connected.at(format!("connect to {} again", c.peer))?;
     drain::put_back(c.raw, c.raw, data)?;
-    for (is_shut, how) in [(c.closing, libc::SHUT_WR), (c.deaf, libc::SHUT_RD)] {
+    for (is_shut, how) in [(c.closing, Shutdown::Write), (c.deaf, Shutdown::Read)] {
         if is_shut {
             sock::shutdown(c.raw, how).at("shut it down as before")?;
         }

@@ -2,7 +2,7 @@
 //! agent held would be lost when it is killed.
 
 use crate::fault::{not_now, refuse, At, Fault};
-use crate::sys::apart;
+use belay_kernel::apart;
 
 /// What it says: byte strings, or why there are none.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,6 +5,8 @@
 
 use crate::fault::{At, Fault};
 use crate::sys::{fd, sock};
+use belay_kernel::ioctl;
+use belay_kernel::numbers::lend;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -152,13 +154,7 @@ fn senders(raw: RawFd, group: IpAddr, interface: u32) -> io::Result<(bool, Vec<I
 /// Joins a group again.
 pub(super) fn join(raw: RawFd, m: &Membership) -> Result<(), Fault> {
     let index = fd::c_path(m.interface.as_ref()).at("name")?;
-    // SAFETY: `index` is a valid C string.
-    let index = unsafe { libc::if_nametoindex(index.as_ptr()) };
-    let joined = if index == 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        join_at(raw, m, index)
-    };
+    let joined = belay_kernel::net::index_of(&index).and_then(|index| join_at(raw, m, index));
     joined.at(format!("join group {} of interface {}", m.group, m.interface))
 }
 
@@ -191,10 +187,9 @@ fn address_of(raw: RawFd, interface: &str) -> io::Result<[u8; 4]> {
     let mut request = [0u8; 40];
     let name = interface.as_bytes().get(..interface.len().min(NAME - 1)).unwrap_or_default();
     request[..name.len()].copy_from_slice(name);
-    // SAFETY: the kernel reads and writes a `struct ifreq`, which is what `request` holds.
-    crate::sys::check(unsafe { libc::ioctl(raw, libc::SIOCGIFADDR, request.as_mut_ptr()) })?;
+    let told = ioctl::exchange(lend(raw)?, ioctl::INTERFACE_ADDRESS, request)?;
     let at = NAME + 4;
-    Ok([request[at], request[at + 1], request[at + 2], request[at + 3]])
+    Ok([told[at], told[at + 1], told[at + 2], told[at + 3]])
 }
 
 #[cfg(test)]

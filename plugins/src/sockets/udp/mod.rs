@@ -15,6 +15,7 @@ use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
 use belay_image::blobs::BlobRef;
 use groups::{Groups, Membership};
+use rustix::net::Shutdown;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::io;
@@ -114,7 +115,7 @@ impl Kind for Udp {
 fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), protocol: i32) -> Result<UdpState, Fault> {
     let local = sock::local(raw).at("read its address")?;
     let corked = sock::get::<i32>(raw, protocol, UDP_CORK).unwrap_or(0) != 0;
-    if corked && fd::ioctl_get::<i32>(raw, libc::TIOCOUTQ).at("ask what it holds back (SIOCOUTQ)")? > 0 {
+    if corked && fd::unsent_bytes(raw).at("ask what it holds back (SIOCOUTQ)")? > 0 {
         return not_now("a datagram that is written in pieces (UDP_CORK) has not been sent");
     }
     let shutdown = shutdown(s, (id, raw), local.family(), protocol)?;
@@ -407,7 +408,7 @@ fn settle(u: &UdpState, raw: RawFd) -> Result<(), Fault> {
     }
     u.groups.iter().try_for_each(|m| groups::join(raw, m))?;
     u.options.restore(raw, When::Late)?;
-    for (bit, how) in [(SHUT_READ, libc::SHUT_RD), (SHUT_READ << 1, libc::SHUT_WR)] {
+    for (bit, how) in [(SHUT_READ, Shutdown::Read), (SHUT_READ << 1, Shutdown::Write)] {
         if u.shutdown & bit == 0 {
             continue;
         }

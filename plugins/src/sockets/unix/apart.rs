@@ -4,9 +4,9 @@
 //! this restart's own, by a process for which that is the root, or its working directory where the name is relative.
 
 use crate::fault::{At, Fault};
-use crate::sys::check;
 use crate::sys::sock::{self, Addr};
-use std::ffi::CString;
+use belay_kernel::{apart, dir};
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -20,14 +20,7 @@ pub(super) struct Apart(PathBuf);
 impl Apart {
     /// An empty directory, for nobody else.
     pub(super) fn make() -> io::Result<Self> {
-        let template = std::env::temp_dir().join(".belay-XXXXXX");
-        let mut template = CString::new(template.as_os_str().as_bytes())?.into_bytes_with_nul();
-        // SAFETY: a live string, which is changed in its place.
-        if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
-            return Err(io::Error::last_os_error());
-        }
-        template.pop();
-        Ok(Self(PathBuf::from(std::ffi::OsStr::from_bytes(&template))))
+        dir::make_new(&std::env::temp_dir().join(".belay-")).map(Self)
     }
 
     /// Binds socket `raw` to `name`, which leads to `path` from its root or working directory; returns where its file lies.
@@ -39,14 +32,8 @@ impl Apart {
         let root = CString::new(self.0.as_os_str().as_bytes())
             .map_err(io::Error::other)
             .at("name a directory")?;
-        // SAFETY: the child issues system calls only.
-        let child = check(unsafe { libc::fork() }).at("fork")?;
-        if child == 0 {
-            bind_below(&root, path.is_absolute(), raw, name);
-        }
-        let mut status = 0;
-        // SAFETY: `status` is valid for writing; the child is ours.
-        check(unsafe { libc::waitpid(child, &mut status, 0) }).at("wait for a child")?;
+        let child = apart::child(|| bind_below(&root, path.is_absolute(), raw, name)).at("fork")?;
+        let status = child.wait(0).at("wait for a child")?;
         match libc::WEXITSTATUS(status) {
             0 if libc::WIFEXITED(status) => Ok(place),
             errno => Err(io::Error::from_raw_os_error(errno)).at(format!("bind {name} in a directory of its own")),
@@ -61,16 +48,12 @@ impl Drop for Apart {
     }
 }
 
-/// Binds `raw` below `root`; ends with 0, or the number of the error.
-fn bind_below(root: &CString, as_root: bool, raw: RawFd, name: &Addr) -> ! {
-    // SAFETY: a live string.
-    let entered = check(unsafe { libc::chdir(root.as_ptr()) });
-    let entered = entered.and_then(|_| match as_root {
-        // SAFETY: as above.
-        true => check(unsafe { libc::chroot(root.as_ptr()) }),
-        false => Ok(0),
+/// Binds `raw` below `root`; 0, or the number of the error.
+fn bind_below(root: &CStr, as_root: bool, raw: RawFd, name: &Addr) -> i32 {
+    let entered = rustix::process::chdir(root).and_then(|()| match as_root {
+        true => rustix::process::chroot(root),
+        false => Ok(()),
     });
-    let bound = entered.and_then(|_| sock::bind(raw, name));
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(bound.map_or_else(|e| e.raw_os_error().unwrap_or(libc::EINVAL), |()| 0)) }
+    let bound = entered.map_err(io::Error::from).and_then(|()| sock::bind(raw, name));
+    bound.map_or_else(|e| e.raw_os_error().unwrap_or(libc::EINVAL), |()| 0)
 }

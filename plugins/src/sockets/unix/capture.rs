@@ -84,7 +84,7 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
             return not_now("a connection waits to be accepted whose client has gone; what it sent cannot be read before that");
         }
         if let Some((pid, number, id)) = socket(s, *ino) {
-            let queued: i32 = fd::ioctl_get(s.take(id)?.raw(), libc::TIOCOUTQ).at("ask for unread data (SIOCOUTQ)")?;
+            let queued = fd::unsent_bytes(s.take(id)?.raw()).at("ask for unread data (SIOCOUTQ)")?;
             if queued > 0 {
                 return not_now(format!(
                     "a connection waits to be accepted with data in it (from process {pid}, fd {number}), which cannot be read before that"

@@ -7,14 +7,13 @@
 use crate::seek;
 use crate::session::Session;
 use crate::sys::fd;
+use belay_kernel::ioctl;
+use belay_kernel::numbers::lend;
 use std::collections::BTreeSet;
 use std::fs::DirEntry;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
-
-/// Opens the file of a `AF_UNIX` socket.
-const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
 
 /// Below these are no files of sockets.
 const NO_PLACE: [&str; 2] = ["/proc", "/sys"];
@@ -43,9 +42,7 @@ pub(super) fn directory(s: &mut Session<'_>, raw: RawFd, name: &Path, ino: u32) 
 
 /// What the socket itself says, if it does: no path where the file has none any more.
 fn told(raw: RawFd) -> Option<Option<PathBuf>> {
-    let file = fd::ioctl_num(raw, SIOCUNIXFILE, 0).ok()?;
-    // SAFETY: the kernel has just returned this number.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let file = ioctl::open(lend(raw).ok()?, ioctl::BOUND_FILE, 0).ok()?;
     Some(fd::readlink(&fd::self_path(file.as_raw_fd())).ok())
 }
 
@@ -53,7 +50,7 @@ fn told(raw: RawFd) -> Option<Option<PathBuf>> {
 fn sought(s: &mut Session<'_>, name: &Path, ino: u32, is_it: &impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let from = likely(s);
     let left = &mut s.sets.of::<Entries>().0;
-    let enters = |dir: &Path, _: &libc::stat| !NO_PLACE.iter().any(|none| dir.starts_with(none));
+    let enters = |dir: &Path, _: &fd::Stat| !NO_PLACE.iter().any(|none| dir.starts_with(none));
     let like = |entry: &DirEntry| entry.ino() as u32 == ino && Some(entry.file_name().as_os_str()) == name.file_name();
     seek::walk(from, left, &enters, &|entry| like(entry) && is_it(&entry.path()))
 }

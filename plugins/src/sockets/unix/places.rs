@@ -18,6 +18,8 @@ use crate::files::{owner, Seen, Sight, Sights};
 use crate::sys::diag::Diag;
 use crate::sys::fd;
 use crate::sys::sock::{self, Addr};
+use rustix::fs::Mode;
+use rustix::process::umask;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
@@ -364,11 +366,9 @@ fn give(made: &OwnedFd, file: &BoundFile) -> io::Result<()> {
 
 /// Runs `f`, which makes a file that is for nobody else until it has its owner and mode.
 fn private<T>(f: impl FnOnce() -> T) -> T {
-    // SAFETY: has no preconditions.
-    let mask = unsafe { libc::umask(0o177) };
+    let mask = umask(Mode::from_bits_retain(0o177));
     let done = f();
-    // SAFETY: as above.
-    unsafe { libc::umask(mask) };
+    umask(mask);
     done
 }
 

@@ -12,6 +12,8 @@ use crate::model::DescId;
 use crate::sockets::options::When;
 use crate::sockets::send_buffer::Enlarged;
 use crate::sys::sock::{self, Addr};
+use rustix::net::Shutdown;
+use rustix::process::{getegid, geteuid};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -250,7 +252,7 @@ impl Job<'_, '_> {
             // Its other end is going to be closed with this unread.
             sock::send(raw, &[0], &[], None).at("send to an end that is closed")?;
         }
-        for (bit, how) in [(SHUT_READ, libc::SHUT_RD), (SHUT_WRITE, libc::SHUT_WR)] {
+        for (bit, how) in [(SHUT_READ, Shutdown::Read), (SHUT_WRITE, Shutdown::Write)] {
             if u.shutdown & bit != 0 && (!with_peer || u.kind == libc::SOCK_DGRAM || u.shutdown != SHUT_READ | SHUT_WRITE) {
                 sock::shutdown(raw, how).at("shut a direction down")?;
             }
@@ -305,8 +307,7 @@ fn send_all(
             // It is told as the agent's own where nobody else's can be named.
             Err(e) if named && matches!(e.raw_os_error(), Some(libc::EPERM | libc::EINVAL)) => {
                 named = false;
-                // SAFETY: these calls have no preconditions.
-                creds = Some(agent_as(unsafe { (libc::geteuid(), libc::getegid()) }));
+                creds = Some(agent_as((geteuid().as_raw(), getegid().as_raw())));
             }
             Err(e) => return Err(e).at("put a message in flight back"),
         }
