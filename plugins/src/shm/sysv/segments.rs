@@ -104,8 +104,9 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<(i32, bool)> {
             (_, Some((_, guessed))) => *guessed,
             // Once somebody has used such a segment here, it was the job.
             (Some(guesses), None) => made_by_agent && guesses.segments.contains(&id),
-            // One that is only guessed is not another program's who has it attached.
-            (None, None) => is_guessed(&traces, pids, launched).filter(|guessed| !guessed || attached == 0)?,
+            // One that is only guessed is not another program's who has it attached. The agent of another job of the user
+            // may read it: then who has attached it last has ended, but has not detached it.
+            (None, None) => is_guessed(&traces, pids, launched).filter(|guessed| !guessed || attached == 0 || atime > dtime)?,
         };
         Some((id, guessed))
     };
@@ -188,5 +189,30 @@ impl Segment {
         }
         let id = self.common.id;
         shm::remove(id).at(format!("mark segment {id} for removal"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_agent_reads_may_be_that_of_another_job() {
+        let mut made = Err(io::ErrorKind::Interrupted.into());
+        apart::run(&mut || made = shm::Segment::make(libc::IPC_PRIVATE, 1, 0o600)).unwrap();
+        let segment = made.unwrap();
+        let guess = || {
+            let launched = SystemTime::now() - std::time::Duration::from_secs(10);
+            let all = candidates(&BTreeSet::new(), launched);
+            all.into_iter().find(|(id, _)| *id == segment.id())
+        };
+        let read = attach_apart(segment).unwrap();
+        let while_it_is_read = guess();
+        let used = segment.attach(0).unwrap();
+        let while_it_is_used = guess();
+        drop(used);
+        detach_apart(read);
+        shm::remove(segment.id()).unwrap();
+        assert_eq!((while_it_is_read, while_it_is_used), (Some((segment.id(), true)), None));
     }
 }
