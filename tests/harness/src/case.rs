@@ -33,6 +33,9 @@ pub struct Case {
     pub patience_s: u64,
     /// Needs a server outside the job.
     pub outside: bool,
+    /// Counts on System V objects of which no other job may take notice: it runs in an IPC namespace of its own, where the
+    /// harness may make one.
+    pub own_ipc: bool,
     /// Needs explicit huge pages; the machine is made to give some while it runs, where the harness may do that.
     pub huge_pages: bool,
     /// The kernel that first has what it is about (major, minor); on older ones there is no such check.
@@ -61,6 +64,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         verdict_file: false,
         patience_s: 20,
         outside: false,
+        own_ipc: false,
         huge_pages: false,
         since: (0, 0),
         keys: false,
@@ -161,6 +165,11 @@ impl Case {
     /// Needs a server outside the job; its port is in BELAY_TEST_OUTSIDE.
     pub fn outside(mut self) -> Self {
         self.outside = true;
+        self
+    }
+    /// Runs in an IPC namespace of its own.
+    pub fn own_ipc(mut self) -> Self {
+        self.own_ipc = true;
         self
     }
     /// `belay restart` runs under this command.

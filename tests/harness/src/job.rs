@@ -93,6 +93,11 @@ impl Job {
         Ok(job)
     }
 
+    /// Whatever is started from here is in an IPC namespace of its own.
+    pub fn in_own_ipc(&mut self) {
+        self.identity.splice(..0, ["unshare", "--ipc", "--"].map(String::from));
+    }
+
     /// The job directory given to belay.
     pub fn dir(&self) -> PathBuf {
         self.work.join("job")

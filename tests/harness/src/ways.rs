@@ -154,6 +154,9 @@ fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
     for (k, v) in &case.env {
         job.set(k, v);
     }
+    if case.own_ipc {
+        job.in_own_ipc();
+    }
     if case.outside {
         let port = echo_server()?;
         job.set("BELAY_TEST_OUTSIDE", &port.to_string());
