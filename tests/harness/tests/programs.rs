@@ -172,7 +172,7 @@ fn cases() -> Vec<Case> {
         prog("fd_tcp urgent").transient("urgent data"),
         prog("fd_tcp interrupted"),
         prog("fd_tcp lingering").patience(90),
-        prog("fd_netlink"),
+        prog("fd_netlink").transient("has not been read"),
         prog("fd_outside").outside(),
         prog("fd_udp"),
         prog("fd_datagrams small"),
