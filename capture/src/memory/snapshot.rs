@@ -295,15 +295,18 @@ impl Child {
                 child.store_early(session, true)?;
             }
             made => {
+                let other = || Some(format!("process {pid} has another user or root directory than the agent"));
                 child.missing = match made {
                     Ok(made) => {
                         // The process, which may be another user's, has named it in its own memory.
                         if is_copy_of(made.pid, draft) {
                             kill(made.pid);
                         }
-                        Some(format!("process {pid} has another user or root directory than the agent"))
+                        other()
                     }
                     Err(0) => None,
+                    // In another root the agent's control page has no name.
+                    Err(_) if !draft.can_snapshot() => other(),
                     Err(error) => {
                         let reason = std::io::Error::from_raw_os_error(error);
                         Some(format!("process {pid} could not be copied: fork: {reason}"))

@@ -110,7 +110,7 @@ pub(super) fn server_lost(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let store = job.work.join("store");
     let server = Server::start(command, &store, &format!("{address}:0"))?;
     let address = server.address().to_owned();
-    let tier = format!("{}timeout = \"10s\"\n", server.tier());
+    let tier = format!("{}timeout = \"20s\"\n", server.tier());
     let mut job = launched(job, place, &tier, &["--ckpt-interval", "1s"])?;
     job.must(&["checkpoint", "--quiet", "--level", "durable"])?;
     // At any moment of a flush, or between two.
