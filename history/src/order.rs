@@ -4,6 +4,8 @@
 use crate::Version;
 use std::collections::{BTreeMap, VecDeque};
 
+/// Bytes that hints may tell together. A size beyond is no size: who says -1 does not know it.
+const MOST_TOLD: u64 = 1 << 60;
 /// Reads that pass a hint over until it is dropped.
 const PASSES: u8 = 3;
 
@@ -83,6 +85,8 @@ pub struct Order {
 impl Order {
     /// Appends a hint; with the size if the version has been put, or if the program knows it.
     pub fn push(&mut self, version: Version, size: Option<u64>, put: bool) {
+        let may_be = |size: &u64| put || self.told.checked_add(*size).is_some_and(|told| told <= MOST_TOLD);
+        let size = size.filter(may_be);
         self.of.entry(version).or_default().push_back(self.entries.len());
         self.entries.push(Entry {
             version,
@@ -226,6 +230,23 @@ mod tests {
         // Something that was never hinted passes over the first one only.
         assert_eq!(order.got(Version(77)), [Version(0)]);
         assert_eq!((order.head(), order.left().reads), (3, 3));
+    }
+
+    #[test]
+    fn a_size_that_none_has_is_not_known() {
+        let mut order = Order::default();
+        for (v, size) in [u64::MAX, MOST_TOLD, u64::MAX, 1].into_iter().enumerate() {
+            order.push(Version(v as u64), Some(size), false);
+        }
+        let expected = Before {
+            reads: 4,
+            bytes: MOST_TOLD,
+            unput: 4,
+            unknown: 3,
+        };
+        assert_eq!((order.left(), order.told()), (expected, MOST_TOLD));
+        (0..4).for_each(|v| order.put(Version(v), 5));
+        assert_eq!((order.left().bytes, order.told()), (20, 0));
     }
 
     #[test]

@@ -261,9 +261,19 @@ impl Planner {
         if tier > 0 && self.dead.is_empty() && self.table.above(tier - 1) > 0 {
             return false;
         }
+        self.table.versions().all(|v| self.is_down(v, tier))
+    }
+
+    /// The versions of which that is not so yet.
+    pub fn unflushed(&self, tier: usize) -> Vec<Version> {
+        self.table.versions().filter(|v| !self.is_down(*v, tier)).collect()
+    }
+
+    /// Whether `version` lies in `tier` or below, or is needed no more.
+    pub fn is_down(&self, version: Version, tier: usize) -> bool {
         let last = self.table.tiers() - 1;
-        let is_there = |v: Version| (tier..=last).any(|t| self.table.state(v, t).is_whole()) || self.dead.contains(&v);
-        self.table.versions().all(is_there)
+        let is_gone = self.table.size(version).is_none() || self.dead.contains(&version);
+        is_gone || (tier..=last).any(|t| self.table.state(version, t).is_whole())
     }
 
     /// Whether versions are fetched ahead. From the beginning they are as soon as all that is hinted has been put, or

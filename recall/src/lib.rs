@@ -219,12 +219,15 @@ impl History {
         let before = desk.handed;
         desk.waiters += 1;
         desk.planner.flush(true);
+        // What is put from now on, perhaps without end, is not waited for.
+        let mut up = desk.planner.unflushed(tier);
         self.shared.poll(&mut desk);
         let end = loop {
             if let Err(e) = desk.fault() {
                 break Err(e);
             }
-            if desk.planner.is_flushed(tier) {
+            up.retain(|version| !desk.planner.is_down(*version, tier));
+            if up.is_empty() {
                 break Ok(());
             }
             if let Err(e) = desk.failure(before) {
