@@ -238,7 +238,8 @@ class Dataset:
 
     def __init__(self, name, array):
         self._number = 0
-        at, elem, shape, strides = self._take(array)
+        kept, at, form = self._look(array)
+        elem, shape, strides = form
         n = len(shape)
         # The library's first dimension is the one that changes fastest: the last one here.
         extent, stride = (_size * n)(*reversed(shape)), (_size * n)(*reversed(strides))
@@ -246,22 +247,24 @@ class Dataset:
         self._dims = n
         if not self._number:
             raise _failure(errno.EINVAL)
+        self._kept, self._form = kept, form
 
-    def _take(self, array):
-        """Keeps the array: where it lies, and its form."""
+    @staticmethod
+    def _look(array):
+        """What keeps the array's memory, where it lies, and its form: bytes of an element, shape, strides."""
         if hasattr(array, "__array_interface__"):
             form = array.__array_interface__
             (at, read_only), shape = form["data"], form["shape"] or (1,)
-            elem = int(form["typestr"].lstrip("<>|=")[1:])
+            elem = getattr(array, "itemsize", None) or int(form["typestr"].lstrip("<>|=")[1:])
             if read_only:
                 raise BufferError("the array is read-only")
             strides = form.get("strides")
-            self._kept = array
+            kept = array
         else:
             view = memoryview(array)
             # Also keeps the memory from being freed or resized.
-            self._kept = (ctypes.c_char * view.nbytes).from_buffer(view)
-            at, elem, shape, strides = ctypes.addressof(self._kept), view.itemsize, view.shape or (1,), view.strides
+            kept = (ctypes.c_char * view.nbytes).from_buffer(view)
+            at, elem, shape, strides = ctypes.addressof(kept), view.itemsize, view.shape or (1,), view.strides
         if not strides:
             strides, size = [], elem
             for extent in reversed(shape):
@@ -269,7 +272,7 @@ class Dataset:
                 size *= extent
         if any(stride < 0 for stride in strides):
             raise ValueError("an array that runs backwards cannot be declared")
-        return at, elem, shape, strides
+        return kept, at, (elem, tuple(shape), tuple(strides))
 
     def _call(self, name, *arguments):
         answer = getattr(_library, "belay_" + name)(self._number, *arguments)
@@ -277,14 +280,12 @@ class Dataset:
             raise _failure(-answer)
 
     def move(self, array):
-        """The same array lies elsewhere from now on."""
-        before = self._kept
-        at = self._take(array)[0]
-        try:
-            self._call("dataset_move", at)
-        except OSError:
-            self._kept = before
-            raise
+        """The same array lies elsewhere from now on: one of the same form."""
+        kept, at, form = self._look(array)
+        if form != self._form:
+            raise ValueError("an array of another form is another dataset")
+        self._call("dataset_move", at)
+        self._kept = kept
 
     def forget(self):
         """It is none any more."""

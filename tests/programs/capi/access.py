@@ -39,6 +39,8 @@ def forms():
     strided.live()
     strided.forget()
     for kind, call in [
+        (ValueError, lambda: grid.move(bytearray(8))),
+        (ValueError, lambda: strided.move(bytearray(6 * 8 * 4))),
         (BufferError, lambda: belay.Dataset("read-only", Strided(memory, True))),
         (TypeError, lambda: belay.Dataset("bytes", b"read-only")),
         (ValueError, lambda: belay.reads(grid, (1, 2))),
