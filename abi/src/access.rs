@@ -69,7 +69,8 @@ pub const WANTED: u32 = 1;
 /// A loop has been: from here on, one that the program is in is known.
 pub const BEGUN: u32 = 2;
 
-/// `Page::faults`: two threads were in loops at the same time, or a loop was begun in another.
+/// `Page::faults`: two threads were in loops at the same time, a loop was begun in another, or one that had not begun was
+/// left.
 pub const NESTED: u32 = 1;
 /// A loop has more uses than there is room for.
 pub const TOO_MANY: u32 = 2;

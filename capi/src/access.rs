@@ -151,6 +151,6 @@ unsafe extern "C" fn belay_enter(site: u32, uses: *const Use, n: c_int) {
 }
 
 #[no_mangle]
-extern "C" fn belay_leave(_site: u32) {
-    belay_tracker::leave();
+extern "C" fn belay_leave(site: u32) {
+    belay_tracker::leave(site);
 }

@@ -21,10 +21,13 @@ use belay_abi::access::{self, Dataset, Page, BOTH, DIMS, MOST_USES, READ, WRITE}
 use belay_access::shape::{Shape, ShapeError};
 use belay_access::trace::Mode;
 use std::io;
-use std::sync::atomic::{compiler_fence, Ordering};
+use std::sync::atomic::{compiler_fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use writer::{Record, Writer};
+
+/// The site of the loop that the program is in, where it is recorded; else 0.
+static INSIDE: AtomicU32 = AtomicU32::new(0);
 
 /// Longest wait of a loop for the checkpoint that is to be taken before it.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
@@ -149,6 +152,7 @@ pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
     wait_for_stop(page, site);
     let Ok(writer) = Writer::begin(page) else { return };
     let mut record = writer.enter();
+    INSIDE.store(site, Ordering::Relaxed);
     let mut uses = 0;
     for part in parts.clone() {
         if uses == MOST_USES {
@@ -168,11 +172,18 @@ pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
 }
 
 /// After it.
-pub fn leave() {
+pub fn leave(site: u32) {
     if verify::is_on() {
-        return verify::leave();
+        if let Some(page) = page::get() {
+            verify::leave(page, site);
+        }
+        return;
     }
     if let Some(page) = page::get() {
+        // Not where the loop began before anybody looked.
+        if INSIDE.swap(0, Ordering::Relaxed) != site && page.watched().load(Ordering::Relaxed) == access::BEGUN {
+            page.faults().fetch_or(access::NESTED, Ordering::Relaxed);
+        }
         page.open().store(0, Ordering::Release);
     }
 }

@@ -78,6 +78,8 @@ struct Inside {
     thread: libc::pid_t,
     granted: BTreeMap<u32, Granted>,
     key: u64,
+    /// It began in another one, which has been told.
+    is_nested: bool,
 }
 
 #[derive(Debug)]
@@ -167,6 +169,7 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
     let mut state = Locked::state();
     let state = &mut *state.0;
     let site = site_name(page, site);
+    let is_nested = state.inside.is_some();
     if let Some(inside) = state.inside.take() {
         let other = if inside.thread == thread() {
             ""
@@ -230,6 +233,7 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
         thread: thread(),
         granted,
         key: pattern::mix(state.visits),
+        is_nested,
     };
     state.grant(&mut inside);
     state.tell_touched(&inside);
@@ -238,10 +242,16 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
 }
 
 /// After it.
-pub(crate) fn leave() {
+pub(crate) fn leave(page: Handle, site: u32) {
     let mut state = Locked::state();
     match state.inside.take() {
-        Some(inside) => state.leave(inside),
+        Some(inside) => {
+            let site = site_name(page, site);
+            if site != inside.site && !inside.is_nested {
+                state.tell(format!("loop {site} is left in loop {}", inside.site));
+            }
+            state.leave(inside);
+        }
         None => {
             let what = format!("a loop is left after loop {}, and none has begun", state.last);
             state.tell(what);
@@ -272,7 +282,8 @@ impl State {
         for (n, dataset) in &self.datasets {
             let grant = inside.granted.get(n);
             let (reads, writes) = grant.map_or((false, false), |g| (g.reads, g.writes));
-            if guard::allow(guard::inner(&dataset.shape), reads || writes, writes).is_err() {
+            let is_there = !writes || guard::is_mapped(dataset.shape.range());
+            if !is_there || guard::allow(guard::inner(&dataset.shape), reads || writes, writes).is_err() {
                 gone.push(dataset.name.clone());
                 inside.granted.remove(n);
             }

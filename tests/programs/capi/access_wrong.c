@@ -43,7 +43,7 @@ static void in_first(void) {
     if (is("nested")) other(NULL);
     pthread_t thread;
     if (is("thread") && (pthread_create(&thread, NULL, other, NULL) || pthread_join(thread, NULL))) exit(2);
-    belay_leave(first);
+    belay_leave(is("left another") ? second : first);
     if (is("left")) belay_leave(first);
 }
 
@@ -68,6 +68,14 @@ int main(int argc, char **argv) {
     d_b = belay_dataset("b", b, sizeof *b, 1, extent, NULL);
     d_c = belay_dataset("c", c, sizeof *c, 1, extent, NULL);
     first = belay_site_id("first"), second = belay_site_id("second");
+    if (is("small moved")) {  // less than a page, in one that is gone
+        const size_t few[] = {7};
+        double *at = memory();
+        belay_use use = {belay_dataset("small", at, sizeof *at, 1, few, NULL), BELAY_W, NULL, NULL};
+        munmap(at, N * sizeof *at);
+        belay_enter(second, &use, 1);
+        belay_leave(second);
+    }
     // Before the first loop, and where a loop then reads it, everything may be touched.
     for (int i = 0; i < N; i++) a[i] = i;
     double sum = 0;

@@ -67,7 +67,7 @@ pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
 }
 
 /// Wrong declarations, one kind at a time, and what is said of them.
-const WRONG: [(&str, &str); 14] = [
+const WRONG: [(&str, &str); 16] = [
     ("short", "loop first leaves bytes 32760 to 32768 of dataset b as they were"),
     (
         "writes what is read",
@@ -90,6 +90,8 @@ const WRONG: [(&str, &str); 14] = [
     ("nested", "loop second begins in loop first\n"),
     ("thread", "loop second begins in loop first, by another thread"),
     ("left", "a loop is left after loop first, and none has begun"),
+    ("left another", "loop second is left in loop first"),
+    ("small moved", "dataset small lies in memory that is not there any more"),
     ("many", "loop first has more than 64 uses"),
 ];
 
