@@ -26,23 +26,32 @@ pub(crate) struct Peeked {
 
 /// All messages in the queue of `raw`.
 pub(crate) fn peek(raw: RawFd, kind: i32) -> Result<Vec<Peeked>, Fault> {
-    let before: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF).at("read SO_PEEK_OFF")?;
-    let out = if kind == libc::SOCK_DGRAM {
+    if kind == libc::SOCK_DGRAM {
+        return peek_datagrams(raw, message);
+    }
+    let bytes = fd::readable_bytes(raw).at("ask how much it holds")?;
+    if bytes == 0 && !(kind == libc::SOCK_SEQPACKET && holds_something(raw)?) {
+        return Ok(Vec::new());
+    }
+    if kind == libc::SOCK_SEQPACKET {
         without_error(raw)?;
-        datagrams(raw)
-    } else {
-        let bytes = fd::readable_bytes(raw).at("ask how much it holds")?;
-        if bytes == 0 && !(kind == libc::SOCK_SEQPACKET && holds_something(raw)?) {
-            return Ok(Vec::new());
-        }
-        if kind == libc::SOCK_SEQPACKET {
-            without_error(raw)?;
-        }
-        if kind == libc::SOCK_STREAM && sock::receive(raw, &mut [0], libc::MSG_PEEK | libc::MSG_OOB).is_ok() {
-            return not_now("urgent data (MSG_OOB) has not been read");
-        }
-        bytes_or_packets(raw, kind, bytes)
-    };
+    }
+    if kind == libc::SOCK_STREAM && sock::receive(raw, &mut [0], libc::MSG_PEEK | libc::MSG_OOB).is_ok() {
+        return not_now("urgent data (MSG_OOB) has not been read");
+    }
+    with_offset(raw, || bytes_or_packets(raw, kind, bytes))
+}
+
+/// What `of` makes of each datagram in the queue of `raw`.
+pub(crate) fn peek_datagrams<T>(raw: RawFd, of: impl Fn(Received, &[u8]) -> io::Result<T>) -> Result<Vec<T>, Fault> {
+    without_error(raw)?;
+    with_offset(raw, || datagrams(raw, of))
+}
+
+/// What `look`, which sets SO_PEEK_OFF, finds; then that is as before.
+fn with_offset<T>(raw: RawFd, look: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    let before: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF).at("read SO_PEEK_OFF")?;
+    let out = look();
     sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &before).at("set SO_PEEK_OFF back")?;
     out
 }
@@ -63,11 +72,7 @@ fn without_error(raw: RawFd) -> Result<(), Fault> {
 fn at_offset(raw: RawFd, offset: usize, buf: &mut [u8]) -> io::Result<Received> {
     let offset = i32::try_from(offset).map_err(io::Error::other)?;
     sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset)?;
-    let r = sock::receive(raw, buf, libc::MSG_PEEK)?;
-    if r.flags & libc::MSG_CTRUNC != 0 {
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
-    Ok(r)
+    sock::receive(raw, buf, libc::MSG_PEEK)
 }
 
 /// A whole datagram or packet at `offset`, however long.
@@ -81,10 +86,10 @@ fn whole(raw: RawFd, offset: usize, buf: &mut Vec<u8>) -> io::Result<Received> {
     }
 }
 
-fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
+fn datagrams<T>(raw: RawFd, of: impl Fn(Received, &[u8]) -> io::Result<T>) -> Result<Vec<T>, Fault> {
     let (mut out, begin) = (Vec::new(), Instant::now());
     let mut buf = vec![0u8; 64 * 1024];
-    let mut offset = 0;
+    let (mut offset, mut begins_empty) = (0, false);
     loop {
         if begin.elapsed() > LONGEST {
             return not_now(format!(
@@ -94,25 +99,26 @@ fn datagrams(raw: RawFd) -> Result<Vec<Peeked>, Fault> {
         }
         match whole(raw, offset, &mut buf) {
             Ok(r) => {
+                begins_empty |= out.is_empty() && r.len == 0;
                 offset += r.len;
-                out.push(message(r, &buf));
+                out.push(of(r, &buf).at("read its queue")?);
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
             Err(e) => return Err(e).at("read its queue"),
         }
     }
-    if out.first().is_none_or(|m| !m.data.is_empty()) {
-        out.splice(0..0, empty_head(raw)?);
+    if !begins_empty {
+        out.splice(0..0, empty_head(raw, of)?);
     }
     Ok(out)
 }
 
 /// The first datagram or packet, where it is empty: the kernel shows each empty one to one walk through the queue only
 /// (`__skb_try_recv_from_queue`), but the first of all to whoever asks without an offset.
-fn empty_head(raw: RawFd) -> Result<Option<Peeked>, Fault> {
+fn empty_head<T>(raw: RawFd, of: impl FnOnce(Received, &[u8]) -> io::Result<T>) -> Result<Option<T>, Fault> {
     sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &-1i32).at("set SO_PEEK_OFF")?;
     match sock::receive(raw, &mut [0], libc::MSG_PEEK) {
-        Ok(r) if r.len == 0 => Ok(Some(message(r, &[]))),
+        Ok(r) if r.len == 0 => of(r, &[]).map(Some).at("read its queue"),
         Ok(_) => Ok(None),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(e) => Err(e).at("read its queue"),
@@ -127,7 +133,7 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
         let r = whole(raw, offset, &mut buf).at("read its queue")?;
         if r.len == 0 && kind == libc::SOCK_SEQPACKET {
             // An empty packet, which is passed over from now on.
-            out.push(message(r, &[]));
+            out.push(message(r, &[]).at("read its queue")?);
             continue;
         }
         if r.len == 0 {
@@ -139,7 +145,7 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
             0
         };
         offset += r.len;
-        let mut m = message(r, &buf);
+        let mut m = message(r, &buf).at("read its queue")?;
         if plain > 0 {
             out.push(Peeked {
                 data: m.data[..plain].to_vec(),
@@ -152,7 +158,7 @@ fn bytes_or_packets(raw: RawFd, kind: i32, bytes: usize) -> Result<Vec<Peeked>, 
         out.push(m);
     }
     if kind == libc::SOCK_SEQPACKET && out.first().is_none_or(|m| !m.data.is_empty()) {
-        out.splice(0..0, empty_head(raw)?);
+        out.splice(0..0, empty_head(raw, message)?);
     }
     Ok(out)
 }
@@ -178,13 +184,17 @@ fn before_descriptors(raw: RawFd, offset: usize, len: usize) -> io::Result<usize
     }
 }
 
-fn message(r: Received, buf: &[u8]) -> Peeked {
-    Peeked {
+/// One with all its descriptors: the kernel leaves out those that the agent has no room for.
+fn message(r: Received, buf: &[u8]) -> io::Result<Peeked> {
+    if r.flags & libc::MSG_CTRUNC != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    Ok(Peeked {
         data: buf[..r.len].to_vec(),
         fds: r.fds,
         from: r.from,
         creds: r.creds,
-    }
+    })
 }
 
 #[cfg(test)]

@@ -4,17 +4,13 @@
 //! It tells what the program has asked for by options of the socket, and no other program sees the rest; so the options of
 //! the socket, which the program goes on to use, stay as they are.
 
-use crate::fault::{not_now, At, Fault};
+use crate::fault::Fault;
 use crate::sockets::queue;
-use crate::sys::sock::{self, Addr, Received};
+use crate::sys::sock::{Addr, Received};
 use serde::{Deserialize, Serialize};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
 
-/// How long the queue is read at most, while the program stands still. The kernel goes through all of it for each of them.
-const LONGEST: Duration = Duration::from_secs(1);
 const UDP_SEGMENT: i32 = 103;
 /// Most that are sent as one, and bytes of them.
 const SEGMENTS: usize = 64;
@@ -64,63 +60,7 @@ impl Waiting {
 
 /// All datagrams in the queue of `raw`, which stay there.
 pub(super) fn peek(raw: RawFd) -> Result<Vec<Waiting>, Fault> {
-    let before: i32 = sock::get(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF).at("read SO_PEEK_OFF")?;
-    if queue::has_failed(raw)? {
-        return not_now("an error has not been read, without which what it has received cannot be read");
-    }
-    let out = walk(raw);
-    sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &before).at("set SO_PEEK_OFF back")?;
-    out
-}
-
-fn walk(raw: RawFd) -> Result<Vec<Waiting>, Fault> {
-    let (mut out, begin) = (Vec::new(), Instant::now());
-    let mut buf = vec![0u8; 64 * 1024];
-    let mut offset = 0;
-    loop {
-        if begin.elapsed() > LONGEST {
-            return not_now(format!(
-                "more than {} datagrams wait to be read, and the program would have to stand still for too long until they are",
-                out.len()
-            ));
-        }
-        match at_offset(raw, offset, &mut buf) {
-            Ok(r) => {
-                offset += r.len;
-                out.push(Waiting::of(r, &buf));
-            }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-            Err(e) => return Err(e).at("read its queue"),
-        }
-    }
-    if out.first().is_none_or(|m: &Waiting| m.parts.iter().any(|p| !p.is_empty())) {
-        out.splice(0..0, empty_head(raw)?);
-    }
-    Ok(out)
-}
-
-/// A whole datagram at `offset`, however long.
-fn at_offset(raw: RawFd, offset: usize, buf: &mut Vec<u8>) -> io::Result<Received> {
-    let offset = i32::try_from(offset).map_err(io::Error::other)?;
-    loop {
-        sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset)?;
-        let r = sock::receive(raw, buf, libc::MSG_PEEK)?;
-        if r.flags & libc::MSG_TRUNC == 0 {
-            return Ok(r);
-        }
-        buf.resize(buf.len() * 2, 0);
-    }
-}
-
-/// The first datagram, where it is empty: see the same in `queue`.
-fn empty_head(raw: RawFd) -> Result<Option<Waiting>, Fault> {
-    sock::set(raw, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &-1i32).at("set SO_PEEK_OFF")?;
-    match sock::receive(raw, &mut [0], libc::MSG_PEEK) {
-        Ok(r) if r.len == 0 => Ok(Some(Waiting::of(r, &[]))),
-        Ok(_) => Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(e) => Err(e).at("read its queue"),
-    }
+    queue::peek_datagrams(raw, |r, buf| Ok(Waiting::of(r, buf)))
 }
 
 impl Told {
@@ -175,28 +115,9 @@ pub(super) fn as_one(parts: &[Vec<u8>]) -> Option<(Vec<u8>, Message)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::sock;
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
-
-    #[test]
-    fn an_empty_datagram_is_seen_each_time() {
-        let to = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let from = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let send = |data: &[u8]| assert_eq!(from.send_to(data, to.local_addr().unwrap()).unwrap(), data.len());
-        let lengths = || -> Vec<usize> {
-            let all = peek(to.as_raw_fd()).unwrap();
-            all.iter().map(|m| m.parts.concat().len()).collect()
-        };
-        assert!(lengths().is_empty());
-        send(b"");
-        for _ in 0..3 {
-            assert_eq!(lengths(), [0]);
-        }
-        send(b"abc");
-        assert_eq!(lengths(), [0, 3]);
-        assert_eq!(to.recv(&mut [0; 8]).unwrap(), 0);
-        assert_eq!(lengths(), [3]);
-    }
 
     /// Of IPv4 and of IPv6.
     #[test]
