@@ -37,6 +37,8 @@ pub const CALL_USE_KEPT_ARG0: u32 = 8;
 pub const CALL_USE_KEPT_ARG4: u32 = 16;
 /// Not a call: the 32-bit word at the first argument must equal the second.
 pub const CALL_COMPARE: u32 = 32;
+/// The result must equal the sixth argument, which the call does not look at.
+pub const CALL_EXPECT_ARG5: u32 = 64;
 
 /// One system call of a list.
 #[repr(C)]

@@ -93,6 +93,9 @@ impl Output {
     /// Stores the pages of `range`. Returns an error number or 0.
     pub(crate) unsafe fn write_range(&mut self, range: &mut Range) -> i32 {
         unsafe {
+            if range.flags & RANGE_REFUSED != 0 {
+                return 0;
+            }
             if range.flags & RANGE_UNREADABLE != 0 && syscall!(nr::MPROTECT, range.start, range.end - range.start, 1usize) < 0 {
                 // It is sealed; the agent can read it.
                 range.flags |= RANGE_REFUSED;

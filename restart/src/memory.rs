@@ -314,12 +314,10 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     let inherited = missing.first() != Some(&(start..vma.end));
     let filled = !fills.is_empty() || inherited;
     let key = input.keys.of_mapping(vma);
-    let first_prot = match key {
-        _ if filled => prot | PROT_READ | PROT_WRITE,
-        // It would get the kernel's own key.
-        Some(_) if prot == PROT_EXEC => prot | PROT_READ,
-        _ => prot,
-    };
+    // With a key of the program's it must not get the kernel's own.
+    let with_read = key.is_some() && prot == PROT_EXEC;
+    let last_prot = if with_read { prot | PROT_READ } else { prot };
+    let first_prot = if filled { prot | PROT_READ | PROT_WRITE } else { last_prot };
     let mut flags = MAP_FIXED | if has("nr") { MAP_NORESERVE } else { 0 };
     let fixed = |flags: u64, fd: i32, offset: u64| {
         call(Step::Map, i, nr::MMAP, &[start, bytes, first_prot, flags, signed(fd), offset]).with(CALL_EXPECT_ARG0)
@@ -396,7 +394,7 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
         p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
     }
     if lazy {
-        map_pages((i, vma.end), prot, fills, p);
+        map_pages((i, vma.end), last_prot, fills, p);
     } else {
         p.fills.extend(fills);
     }

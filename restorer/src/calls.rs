@@ -1,8 +1,8 @@
 //! Carries out a list of system calls.
 
-use crate::{step, Env};
+use crate::Env;
 use belay_abi::restore::{
-    Call, Step, Table, CALL_COMPARE, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4,
+    Call, Table, CALL_COMPARE, CALL_EXPECT_ARG0, CALL_EXPECT_ARG5, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4,
 };
 use belay_abi::syscall::raw6;
 
@@ -19,8 +19,13 @@ pub(crate) fn run(env: &Env, table: Table) {
         if failed && call.flags & CALL_MAY_FAIL == 0 {
             env.fail(call.step, call.index, r);
         }
-        if !failed && call.flags & CALL_EXPECT_ARG0 != 0 && r as u64 != call.args[0] {
-            env.fail(step(Step::Map), call.index, EIO);
+        let expected = match call.flags & (CALL_EXPECT_ARG0 | CALL_EXPECT_ARG5) {
+            CALL_EXPECT_ARG0 => call.args[0],
+            CALL_EXPECT_ARG5 => call.args[5],
+            _ => continue,
+        };
+        if !failed && r as u64 != expected {
+            env.fail(call.step, call.index, EIO);
         }
     }
 }

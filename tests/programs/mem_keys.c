@@ -31,6 +31,19 @@ static int denied_by(volatile char *at, char value) {
     return 0;
 }
 
+// The same of reading.
+static int denied_by_key(volatile char *at) {
+    int rights[KEYS];
+    for (int k = 0; k < KEYS; k++) rights[k] = pkey_get(k);
+    if (sigsetjmp(back, 1)) {
+        for (int k = 0; k < KEYS; k++) pkey_set(k, (unsigned)rights[k]);
+        return told.si_code == SEGV_PKUERR ? (int)told.si_pkey : -1;
+    }
+    char read = *at;
+    (void)read;
+    return 0;
+}
+
 // Whether a key is allocated: asked of memory where there is none.
 static int is_allocated(int k) {
     int failed = pkey_mprotect((void *)0xffffffffffff0000, PAGE, 0, k);
@@ -74,29 +87,34 @@ static void *mapped(int prot) {
     return (char *)at + PAGE;
 }
 
-int main(void) {
+static int execute_only(char **executed) {
+    *executed = mapped(PROT_READ | PROT_WRITE);
+    memset(*executed, 0xc3, PAGE);
+    OK(mprotect(*executed, PAGE, PROT_EXEC));
+    return key_in_smaps(*executed);
+}
+
+int main(int argc, char **argv) {
     begin("mem_keys");
+    int later = argc > 1 && !strcmp(argv[1], "later"), kernels = 0;
+    char *executed;
+    if (!later) kernels = execute_only(&executed);
     struct sigaction act = {.sa_sigaction = denied, .sa_flags = SA_SIGINFO};
     OK(sigaction(SIGSEGV, &act, NULL));
     for (int i = 0; i < 4; i++) key[i] = (int)OK(pkey_alloc(0, 0));
-    // The second is free again and its memory has it still; the kernel takes it for memory that is only executed where
-    // it is free, so that happens before.
     for (int i = 0; i < 4; i++) {
         memory[i] = mapped(PROT_READ | PROT_WRITE);
         memset(memory[i], 'a' + i, PAGE);
     }
-    char *executed = mapped(PROT_READ | PROT_WRITE);
-    memset(executed, 0xc3, PAGE);
-    OK(mprotect(executed, PAGE, PROT_EXEC));
-    int kernels = key_in_smaps(executed);
-    CHECK(kernels > key[3] && !is_allocated(kernels));
+    if (later) kernels = execute_only(&executed);
+    CHECK(kernels > 0 && !is_allocated(kernels));
     OK(pkey_mprotect(memory[0], PAGE, PROT_READ | PROT_WRITE, key[0]));
     OK(pkey_mprotect(memory[1], PAGE, PROT_READ | PROT_WRITE, key[1]));
     OK(pkey_mprotect(memory[2], PAGE, PROT_READ | PROT_WRITE, key[2]));
     OK(madvise(memory[2], PAGE, MADV_DONTFORK));
     char *only = mapped(PROT_NONE);
     OK(pkey_mprotect(only, PAGE, PROT_EXEC, key[3]));
-    OK(pkey_free(key[1]));
+    OK(pkey_free(key[1]));  // its memory has it still
     pkey_set(key[1], 0);
     pthread_t thread;
     OK(pthread_create(&thread, NULL, other, NULL));
@@ -107,6 +125,7 @@ int main(void) {
         for (int i = 0; i < 3; i++) EQ(key_in_smaps(memory[i]), key[i]);
         EQ(key_in_smaps(only), key[3]);
         EQ(key_in_smaps(executed), kernels);
+        EQ(denied_by_key(executed), kernels);
         for (int k = 1; k < KEYS; k++) EQ(is_allocated(k), k == key[0] || k == key[2] || k == key[3]);
         EQ(memory[1][PAGE - 1], 'b');
         EQ(memory[0][PAGE - 1], 'a');

@@ -16,7 +16,7 @@ use crate::memory::{kin::Kin, mlock::Locks, reader};
 use crate::state::draft::Draft;
 use crate::stop::stopped::Suspended;
 use crate::{Access, CaptureError};
-use belay_abi::inject::{Range, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_UNREADABLE};
+use belay_abi::inject::{Range, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_REFUSED, RANGE_UNREADABLE};
 use belay_access::pages::Spared;
 use belay_image::extents::Extent;
 use belay_image::model::{LeftOut, Vma};
@@ -30,6 +30,8 @@ use std::cell::Cell;
 use std::os::fd::AsFd;
 
 const PAGE: u64 = 4096;
+const PROT_READ: u32 = 1;
+const PROT_EXEC: u32 = 4;
 
 /// The stored memory of one process, or the means to store it.
 #[derive(Debug)]
@@ -461,7 +463,12 @@ impl Child {
             }
             match pages {
                 Pages::Own => {
-                    let unreadable = if m.prot & 1 == 0 { RANGE_UNREADABLE } else { 0 };
+                    let unreadable = match m.prot {
+                        // The kernel would take its key away, of which the image must tell.
+                        PROT_EXEC => RANGE_REFUSED,
+                        prot if prot & PROT_READ == 0 => RANGE_UNREADABLE,
+                        _ => 0,
+                    };
                     let zeros = if mappings::zeros_count(m) { RANGE_KEEP_ZEROS } else { 0 };
                     request.mappings.push(Range {
                         start: m.start,

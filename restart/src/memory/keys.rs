@@ -3,8 +3,8 @@
 //! when memory has its keys. Memory can have a key that has been freed. And memory that may only be executed has one
 //! that the kernel takes by itself, once, and calls nobody's: it must find it free, and no lower one.
 
-use crate::call::{call, nr};
-use belay_abi::restore::{Call, Step};
+use crate::call::{call, nr, With};
+use belay_abi::restore::{Call, Step, CALL_EXPECT_ARG5};
 use belay_image::model::Vma;
 
 /// Number of keys of x86-64; 0 is that of all memory without one.
@@ -35,9 +35,9 @@ impl Keys {
         }
     }
 
-    /// Whether there are any.
+    /// Whether the program has any. The kernel's own is none: elsewhere what may only be executed may be read.
     pub(crate) fn are_needed(self) -> bool {
-        self.highest > 0
+        self.allocated > 1 || self.execute_only.map_or(self.highest > 0, |kernels| self.highest > kernels)
     }
 
     /// What `vma` must be given; the kernel does so by itself where there is nothing.
@@ -48,7 +48,11 @@ impl Keys {
     /// Before there is memory. The thread that does so may use what has them.
     pub(crate) fn allocate(self, out: &mut Vec<Call>) {
         let keys = 1..=self.highest;
-        out.extend(keys.map(|key| call(Step::Key, key.into(), nr::PKEY_ALLOC, &[0, 0])));
+        let allocate = |key: u8| {
+            let args = [0, 0, 0, 0, 0, key.into()];
+            call(Step::Key, key.into(), nr::PKEY_ALLOC, &args).with(CALL_EXPECT_ARG5)
+        };
+        out.extend(keys.map(allocate));
         out.extend(self.execute_only.map(free));
     }
 
@@ -103,6 +107,7 @@ mod tests {
         assert_eq!(then, 0b111_1011, "those of memory, and none for the kernel's own to be below");
         assert_eq!(after(then | 1 << 2, &last), 0b100_1111);
         assert!(keys.are_needed());
+        assert!(!Keys::of(&[vma(1, PROT_EXEC)], 0).are_needed(), "the kernel's own");
     }
 
     #[test]

@@ -106,6 +106,7 @@ fn cases() -> Vec<Case> {
         prog("mem_follows"),
         prog("mem_linker"),
         prog("mem_keys").keys(),
+        prog("mem_keys later").keys(),
         prog("mem_guard"),
         prog("mem_regions").since(6, 15),
         prog("mem_regions written")

@@ -269,7 +269,7 @@ impl Stored {
 }
 
 impl Child {
-    /// Reads the `VmFlags` of the child's mappings. The kernel goes through all of its page table for that: when the
+    /// Reads the `VmFlags` and the keys of the child's mappings. The kernel goes through all of its page table for that: when the
     /// child has written its pages it has given them back, and little is left but what was clean.
     fn read_flags(&mut self, child: i32) -> Result<(), CaptureError> {
         let fail = |e| CaptureError::system(format!("read the mappings of the snapshot of process {}", self.pid), e);
