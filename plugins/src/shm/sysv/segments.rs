@@ -105,8 +105,12 @@ fn candidates(pids: &BTreeSet<i32>, launched: SystemTime) -> Vec<(i32, bool)> {
             // Once somebody has used such a segment here, it was the job.
             (Some(guesses), None) => made_by_agent && guesses.segments.contains(&id),
             // One that is only guessed is not another program's who has it attached. The agent of another job of the user
-            // may read it: then who has attached it last has ended, but has not detached it.
-            (None, None) => is_guessed(&traces, pids, launched).filter(|guessed| !guessed || attached == 0 || atime > dtime)?,
+            // may read it: then who has attached it last has ended, but has not detached it. What has no number here lives in
+            // another PID namespace.
+            (None, None) => {
+                let may_be = attached == 0 || last != 0 && atime > dtime;
+                is_guessed(&traces, pids, launched).filter(|guessed| !guessed || may_be)?
+            }
         };
         Some((id, guessed))
     };
