@@ -128,7 +128,9 @@ impl Code {
                 Ok(None) if is_lost() => return Err(CaptureError::refuse_for_now(want.pid, want.path.to_string(), LOST)),
                 Ok(None) => table.truncate(stored),
                 // What may stay where it is is no reason to fail.
-                Err(CaptureError::Storage(e @ (StorageError::Quota { .. } | StorageError::Memory { .. }))) if !needed => {
+                Err(CaptureError::Storage(e @ (StorageError::Quota { .. } | StorageError::Memory { .. })))
+                    if !needed && !is_lost() =>
+                {
                     tracing::warn!(path = %want.path, error = %e, "not stored: a restart needs it as it is now");
                     table.truncate(stored);
                 }

@@ -18,7 +18,7 @@ use std::path::Path;
 /// Why there is no checkpoint now.
 pub(crate) const LOST: &str = "its file was replaced, removed or closed to readers while the checkpoint was taken";
 /// So many mapped files stay open at most until the checkpoint has been written.
-const KEPT_OPEN: usize = 512;
+const KEPT_OPEN: usize = 128;
 
 /// Identities of mapped files, each computed once.
 #[derive(Debug, Default)]
@@ -42,8 +42,15 @@ impl Identities {
         if let Some(known) = self.looked.get(path) {
             return known.as_ref().map(|k| k.identity.clone());
         }
-        let look = || {
-            let file = identity::open(Path::new(path))?;
+        let mut look = || {
+            let file = identity::open(Path::new(path)).or_else(|e| match e.raw_os_error() {
+                Some(libc::EMFILE) if self.open > 0 => {
+                    self.looked.values_mut().flatten().for_each(|looked| looked.file = None);
+                    self.open = 0;
+                    identity::open(Path::new(path))
+                }
+                _ => Err(e),
+            })?;
             Ok::<_, std::io::Error>(Looked {
                 inode: Inode::of(&file.metadata()?),
                 identity: FileIdentity::of_open(&file)?,
@@ -202,7 +209,7 @@ pub(crate) fn zeros_count(map: &Map) -> bool {
     map.ino != 0 && pages(map) == Pages::Own && huge(map).is_none()
 }
 
-/// The mapping for the image, or why it cannot be restored. `flags` are its `VmFlags`.
+/// The mapping for the image, or why it cannot be restored. It was `seen` in `smaps`, if at all.
 pub(crate) fn vma(map: &Map, seen: Option<&Map>, identities: &mut Identities) -> Result<Vma, String> {
     let (flags, key) = seen.map_or((&[][..], 0), |seen| (seen.flags.as_slice(), seen.key));
     let name = shown(map);
