@@ -26,5 +26,7 @@ unsafe impl Plain for i32 {}
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 // SAFETY: two integers of the same size.
 unsafe impl Plain for libc::timeval {}
+// SAFETY: eight single bytes, then integers of four.
+unsafe impl Plain for libc::tcp_info {}
 // SAFETY: as above.
 unsafe impl Plain for libc::linger {}

@@ -49,8 +49,17 @@ pub fn connect(fd: impl AsFd, address: &[u8]) -> io::Result<()> {
     check(unsafe { libc::connect(fd.as_fd().as_raw_fd(), at.cast(), len) }.into()).map(drop)
 }
 
+/// Refuses options whose length does not count bytes: the kernel would write more than there is room for. See [`filter`].
+fn counts_bytes(level: i32, option: i32) -> io::Result<()> {
+    if (level, option) == (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(())
+}
+
 /// Reads an option of type `T`; what the kernel does not write is zero.
 pub fn option<T: Plain>(fd: impl AsFd, level: i32, option: i32) -> io::Result<T> {
+    counts_bytes(level, option)?;
     let mut value = T::zero();
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` has `len` bytes, and any bytes are valid in it.
@@ -58,13 +67,10 @@ pub fn option<T: Plain>(fd: impl AsFd, level: i32, option: i32) -> io::Result<T>
     Ok(value)
 }
 
-/// Reads an option of any length into `buf`: the part that has been written. Not one that counts in something else than
-/// bytes, as [`filter`] does.
+/// Reads an option of any length into `buf`: the part that has been written.
 pub fn option_into(fd: impl AsFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<&[u8]> {
     let mut len = libc::socklen_t::try_from(buf.len()).map_err(io::Error::other)?;
-    if (level, option) == (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    counts_bytes(level, option)?;
     // SAFETY: `buf` has `len` bytes.
     check(unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), level, option, buf.as_mut_ptr().cast(), &raw mut len) }.into())?;
     Ok(&buf[..(len as usize).min(buf.len())])
@@ -207,6 +213,9 @@ pub fn receive(fd: impl AsFd, buf: &mut [u8], flags: i32) -> io::Result<Message>
 pub fn peek_all_but_last_byte(fd: impl AsFd, len: usize) -> io::Result<usize> {
     const PAGE: usize = 4096;
     let fd = fd.as_fd().as_raw_fd();
+    if len == 0 {
+        return Ok(0);
+    }
     let writable = (len - 1).div_ceil(PAGE) * PAGE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping at an address of the kernel's choice.
@@ -268,6 +277,10 @@ pub fn send_with(fd: impl AsFd, data: &[u8], all: &[(i32, i32, Vec<u8>)], to: Op
     if let Some(to) = to {
         msg.msg_name = to.as_ptr().cast_mut().cast();
         msg.msg_namelen = to.len() as libc::socklen_t;
+    }
+    if all.iter().any(|(_, _, data)| u16::try_from(data.len()).is_err()) {
+        // The kernel has no room for so much, and neither have these structures.
+        return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
     }
     let parts: Vec<_> = all.iter().filter(|(_, _, data)| !data.is_empty()).collect();
     // SAFETY: CMSG_SPACE only computes a length.

@@ -327,7 +327,7 @@ pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Recei
     })
 }
 
-/// Peeks at what can be read now, without allocating; how much that is, also where `buf` has less room.
+/// Peeks at what can be read now, without allocating; how much of it is in `buf`.
 pub(crate) fn peek(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
     let (_, len) = rustix::net::recv(lend(fd)?, buf, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
     Ok(len)
