@@ -224,6 +224,15 @@ pub fn read_exact_at(file: &File, data: &mut [u8], at: u64) -> io::Result<()> {
     file.read_exact_at(&mut data[done..], at + done as u64)
 }
 
+/// Waits until a part of `file` is on its way to the disk (`sync_file_range`). A failure shows at the fsync.
+pub fn write_back(file: &File, offset: u64, bytes: u64) {
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    if let (Ok(from), Ok(len)) = (i64::try_from(offset), i64::try_from(bytes)) {
+        // SAFETY: takes numbers only, and the descriptor is live.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), from, len, all) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -44,14 +44,26 @@ pub fn in_own_table<T: Send>(f: impl FnOnce() -> io::Result<T> + Send) -> io::Re
 
 /// Waits at most `ms` milliseconds (-1: for ever) for one of `events` of `poll` on descriptor `number`; those that came.
 pub fn poll(number: RawFd, events: i16, ms: i32) -> io::Result<i16> {
-    let mut p = libc::pollfd {
+    let mut entry = entry(number, events);
+    poll_all(std::slice::from_mut(&mut entry), ms)?;
+    Ok(entry.revents)
+}
+
+/// An entry of a table for [`poll_all`].
+pub fn entry(number: RawFd, events: i16) -> libc::pollfd {
+    libc::pollfd {
         fd: number,
         events,
         revents: 0,
-    };
-    // SAFETY: `p` is one live entry.
-    check(unsafe { libc::poll(&raw mut p, 1, ms) }.into())?;
-    Ok(p.revents)
+    }
+}
+
+/// Waits at most `ms` milliseconds (-1: for ever) for events at one of `entries`, in which those that came are set; at
+/// how many.
+pub fn poll_all(entries: &mut [libc::pollfd], ms: i32) -> io::Result<usize> {
+    // SAFETY: a live array of that length.
+    let n = check(unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, ms) }.into())?;
+    usize::try_from(n).map_err(io::Error::other)
 }
 
 #[cfg(test)]

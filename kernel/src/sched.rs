@@ -1,4 +1,4 @@
-//! `sched_getattr` and `sched_setattr`, for which the C library has no functions.
+//! `sched_getattr`, `sched_setattr` and `ioprio_set`, for which the C library has no functions.
 
 pub use belay_abi::inject::SchedAttr as Attributes;
 use std::io;
@@ -30,4 +30,12 @@ pub fn set(tid: i32, attributes: &Attributes) -> io::Result<()> {
     };
     // SAFETY: `attributes` is live and says its size.
     crate::check(unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0) }).map(drop)
+}
+
+/// Gives the calling thread what nobody else wants of disks (`ioprio_set`, the idle class).
+pub fn leave_disks_to_others() -> io::Result<()> {
+    const WHO_PROCESS: i32 = 1;
+    const CLASS_IDLE: i32 = 3 << 13;
+    // SAFETY: takes numbers only; 0 is the calling thread.
+    crate::check(unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, CLASS_IDLE) }).map(drop)
 }

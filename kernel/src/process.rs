@@ -1,0 +1,68 @@
+//! Processes of belay's own: made by forking, and replaced by a program.
+
+use crate::check;
+use std::ffi::{CStr, CString};
+use std::io;
+
+/// Forks. The child gets `None`.
+///
+/// # Safety
+/// The calling process has one thread only.
+pub unsafe fn fork() -> io::Result<Option<i32>> {
+    // SAFETY: with one thread no lock can be left held in the child.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        pid => Ok(Some(pid)),
+    }
+}
+
+/// Executes `program` with `arguments`, the first of which is its name, as `execvp` does, with `variable` (`NAME=VALUE`)
+/// in the environment beside what is there. Returns why it could not.
+///
+/// # Safety
+/// The calling process has one thread only.
+pub unsafe fn execute(program: &CStr, arguments: &[&CStr], variable: Option<CString>) -> io::Error {
+    if let Some(variable) = variable {
+        // SAFETY: no other thread looks at the environment; the text is given away and never freed.
+        unsafe { libc::putenv(variable.into_raw()) };
+    }
+    let mut pointers: Vec<*const libc::c_char> = arguments.iter().map(|a| a.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // SAFETY: the pointers are zero-terminated strings, the last one is null.
+    unsafe { libc::execvp(program.as_ptr(), pointers.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Ends this process at once, without what is done at an exit.
+pub fn end(status: i32) -> ! {
+    // SAFETY: takes a number only.
+    unsafe { libc::_exit(status) }
+}
+
+/// Whether executing this program has changed identity or capabilities (`AT_SECURE`).
+pub fn is_secure() -> bool {
+    // SAFETY: takes a number only.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Reaps one child that has ended, or a traced thread: its number and status word.
+pub fn reap() -> Option<(i32, i32)> {
+    let mut status = 0;
+    // SAFETY: `status` is valid for writing.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG | libc::__WALL) };
+    (pid > 0).then_some((pid, status))
+}
+
+/// Waits until child `pid` has ended and reaps it: its status word.
+pub fn wait(pid: i32) -> io::Result<i32> {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is valid for writing.
+        match check(unsafe { libc::waitpid(pid, &raw mut status, 0) }.into()) {
+            Ok(_) => return Ok(status),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
