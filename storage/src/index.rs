@@ -3,9 +3,12 @@
 
 use crate::StorageError;
 use belay_abi::index::{location, Entry, Table};
+use belay_kernel::shared::Shared;
+use rustix::fs::{fallocate, FallocateFlags, MemfdFlags};
+use rustix::io::retry_on_intr;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What is said where the table cannot be made.
@@ -30,16 +33,13 @@ pub struct IndexShare {
 #[derive(Debug)]
 pub struct Index {
     file: File,
-    entries: *mut Entry,
+    memory: Shared,
     slots: usize,
     /// Which pages it is of: 0 for all, or [`SAMPLE`].
     sample: u64,
     /// Entries taken.
     used: u64,
 }
-
-// SAFETY: the mapping belongs to this value alone and is only used through atomics.
-unsafe impl Send for Index {}
 
 impl Index {
     /// Entries of a table with room for `pages` pages.
@@ -84,14 +84,8 @@ impl Index {
         let fail = |step: &'static str| move |source| StorageError::System { step, source };
         let slots = Self::slots_for(entries);
         let bytes = slots * size_of::<Entry>() as u64;
-        // SAFETY: a constant name; the result is checked and owned.
-        let file = unsafe {
-            let fd = libc::memfd_create(c"belay-index".as_ptr(), libc::MFD_CLOEXEC);
-            if fd < 0 {
-                return Err(fail("create the index")(std::io::Error::last_os_error()));
-            }
-            File::from_raw_fd(fd)
-        };
+        let file = rustix::fs::memfd_create("belay-index", MemfdFlags::CLOEXEC);
+        let file = File::from(file.map_err(|e| fail("create the index")(e.into()))?);
         // All of it is used soon, hashes being spread evenly. Taken at once it costs no fault for each page, and what
         // the kernel cannot promise is an error, not a SIGBUS.
         allocate(&file, bytes).map_err(fail("size the index"))?;
@@ -99,17 +93,10 @@ impl Index {
             (Ok(s), Ok(b)) => (s, b),
             _ => return Err(fail("size the index")(std::io::ErrorKind::OutOfMemory.into())),
         };
-        // SAFETY: a new shared mapping of our own file, which has that length.
-        let p = unsafe {
-            let prot = libc::PROT_READ | libc::PROT_WRITE;
-            libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if p == libc::MAP_FAILED {
-            return Err(fail("map the index")(std::io::Error::last_os_error()));
-        }
+        let memory = Shared::map(file.as_fd(), bytes).map_err(fail("map the index"))?;
         Ok(Self {
             file,
-            entries: p.cast(),
+            memory,
             slots,
             sample,
             used: 0,
@@ -119,7 +106,7 @@ impl Index {
     fn entries(&self) -> &[Entry] {
         // SAFETY: the mapping holds `slots` entries and lives as long as `self`; all bit patterns are valid, and every
         // access is atomic.
-        unsafe { std::slice::from_raw_parts(self.entries, self.slots) }
+        unsafe { std::slice::from_raw_parts(self.memory.range().0.cast(), self.slots) }
     }
 
     fn table(&self) -> Table<'_> {
@@ -228,17 +215,8 @@ impl Index {
 
 /// Makes `file` `bytes` long, and takes the memory for that.
 fn allocate(file: &File, bytes: u64) -> std::io::Result<()> {
-    let len = i64::try_from(bytes).map_err(std::io::Error::other)?;
-    loop {
-        // SAFETY: takes numbers only, and the descriptor is live.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
-            return Ok(());
-        }
-        match std::io::Error::last_os_error() {
-            e if e.kind() == std::io::ErrorKind::Interrupted => {}
-            e => return Err(e),
-        }
-    }
+    i64::try_from(bytes).map_err(std::io::Error::other)?;
+    Ok(retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes))?)
 }
 
 /// Hash and location of an entry that is taken and filled in.
@@ -246,13 +224,6 @@ fn read(e: &Entry) -> Option<(u128, u64)> {
     let hash = u128::from(e.key.load(Relaxed)) | u128::from(e.high.load(Relaxed)) << 64;
     let at = e.location.load(Relaxed);
     (at != 0).then_some((hash, at))
-}
-
-impl Drop for Index {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping; no reference into it outlives `self`.
-        unsafe { libc::munmap(self.entries.cast(), self.slots * size_of::<Entry>()) };
-    }
 }
 
 #[cfg(test)]
@@ -297,7 +268,7 @@ mod tests {
         for n in 0..full {
             index.insert(hash(n), 1 + (n % 2) as u32, n as u32);
         }
-        let place = index.entries;
+        let place = index.memory.range();
         for round in 1..50 {
             let alive = BTreeSet::from([1 + (round % 2) as u32]);
             index.forget_others(&alive);
@@ -308,7 +279,7 @@ mod tests {
                 index.insert(hash(n), 2 - (round % 2) as u32, n as u32);
             }
             assert!(new.clone().all(|n| index.find(hash(n)).is_some()));
-            assert_eq!((index.used, index.entries), (full, place), "round {round}");
+            assert_eq!((index.used, index.memory.range()), (full, place), "round {round}");
         }
     }
 

@@ -85,17 +85,7 @@ pub fn this_host() -> String {
 }
 
 fn host_name() -> String {
-    // SAFETY: utsname is plain data, for which zero is a valid value.
-    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-    // SAFETY: `name` is valid for writing.
-    unsafe { libc::uname(&raw mut name) };
-    let bytes: Vec<u8> = name
-        .nodename
-        .iter()
-        .take_while(|c| **c != 0)
-        .map(|c| c.cast_unsigned())
-        .collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// The store of one job.

@@ -11,10 +11,12 @@ use crate::link::Link;
 use crate::listening::Listeners;
 use crate::noise::{Secure, DIRECT};
 use crate::strangers::Strangers;
+use belay_kernel::numbers;
+use rustix::net::sockopt;
 use std::collections::{HashSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -43,28 +45,14 @@ impl std::fmt::Debug for Direct {
     }
 }
 
-fn option(stream: &TcpStream, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
-    let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
-    // SAFETY: the value is valid for reading its length.
-    match unsafe { libc::setsockopt(stream.as_raw_fd(), level, name, (&raw const value).cast(), length) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Lets the kernel notice that the other end's host is gone.
 fn probed(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    for (level, name, value) in [
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 3),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
-        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 10_000),
-    ] {
-        option(stream, level, name, value)?;
-    }
-    Ok(())
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(3))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(stream, 5)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, 10_000)?)
 }
 
 /// Does `work`, which may take long; every `BEAT` meanwhile, `beat` says to somebody that this process is there, until it cannot.
@@ -268,17 +256,12 @@ impl Door {
         let let_in = self.strangers.are_let_in();
         let listeners = self.listeners.raw().filter(|_| let_in).map(|fd| (fd, libc::POLLIN));
         let entries = listeners.chain(self.strangers.links().map(|l| (l.raw(), l.interest())));
-        let mut polls: Vec<libc::pollfd> = entries.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+        let mut polls: Vec<libc::pollfd> = entries.map(|(fd, events)| numbers::entry(fd, events)).collect();
         let ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: a live array of that length.
-        if unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms.saturating_add(1)) } < 0 {
-            let e = io::Error::last_os_error();
-            return if e.kind() == io::ErrorKind::Interrupted {
-                Ok(HashSet::new())
-            } else {
-                Err(e)
-            };
-        }
+        match numbers::poll_all(&mut polls, ms.saturating_add(1)) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(HashSet::new()),
+            done => done?,
+        };
         Ok(polls.iter().filter(|p| p.revents != 0).map(|p| p.fd).collect())
     }
 }

@@ -1,7 +1,8 @@
 //! What the thread that attends to the connections tells the rest of the program, and the bell that calls for attention.
 
 use crate::message::{Failed, NodeInfo, Values};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use rustix::event::{eventfd, EventfdFlags};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// What happens in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,25 +34,17 @@ pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // SAFETY: takes numbers only.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just returned it, and nobody else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     pub(crate) fn ring(&self) {
-        let one = 1u64;
-        // SAFETY: the value is valid for reading. A counter that is full is as readable as it can be.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+        // A counter that is full is as readable as it can be.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     pub(crate) fn silence(&self) {
-        let mut count = 0u64;
-        // SAFETY: `count` is valid for writing. Nothing to read is no failure.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+        // Nothing to read is no failure.
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8][..]);
     }
 }
 

@@ -1,6 +1,8 @@
 //! The job key: 256 random bits in a file that only the job's owner can read. Every connection of the tree proves that it knows it.
 
 use crate::error::TreeError;
+use rustix::process::geteuid;
+use rustix::rand::{getrandom, GetRandomFlags};
 use std::hash::Hasher;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -32,12 +34,10 @@ impl JobKey {
     /// A new one.
     pub fn random() -> std::io::Result<Self> {
         let mut key = [0u8; KEY_BYTES];
-        // SAFETY: the buffer is valid for writing its length. Requests of up to 256 bytes are never cut short.
-        let n = unsafe { libc::getrandom(key.as_mut_ptr().cast(), key.len(), 0) };
-        if usize::try_from(n) == Ok(key.len()) {
-            Ok(Self(key))
-        } else {
-            Err(std::io::Error::last_os_error())
+        // Requests of up to 256 bytes are never cut short.
+        match getrandom(&mut key[..], GetRandomFlags::empty())? {
+            KEY_BYTES => Ok(Self(key)),
+            _ => Err(std::io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
@@ -83,8 +83,7 @@ impl JobKey {
             .open(path)
             .map_err(fail)?;
         let meta = file.metadata().map_err(fail)?;
-        // SAFETY: has no preconditions.
-        if !meta.is_file() || meta.uid() != unsafe { libc::geteuid() } {
+        if !meta.is_file() || meta.uid() != geteuid().as_raw() {
             return Err(wrong("not a file of the caller's own"));
         }
         if meta.mode() & 0o077 != 0 {

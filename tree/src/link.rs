@@ -2,6 +2,7 @@
 
 use crate::key::JobKey;
 use crate::noise::{NoiseError, Secure, TREE};
+use belay_kernel::{numbers, sockets};
 use serde::{de::DeserializeOwned, Serialize};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -187,14 +188,7 @@ impl Link {
 
     /// Whether the kernel at the other end acknowledges what it is sent, which it does for a process that gets no processor too.
     fn host_answers(&self) -> io::Result<bool> {
-        // SAFETY: of plain integers.
-        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-        let mut length = std::mem::size_of_val(&info) as libc::socklen_t;
-        let (at, length) = ((&raw mut info).cast(), &raw mut length);
-        // SAFETY: the kernel writes at most as much as there is room for.
-        if unsafe { libc::getsockopt(self.raw(), libc::IPPROTO_TCP, libc::TCP_INFO, at, length) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let info: libc::tcp_info = sockets::option(numbers::lend(self.raw())?, libc::IPPROTO_TCP, libc::TCP_INFO)?;
         let acknowledged = Duration::from_millis(info.tcpi_last_ack_recv.into());
         Ok(info.tcpi_retransmits < UNANSWERED || acknowledged <= SILENCE)
     }
@@ -205,23 +199,12 @@ impl Link {
     }
 
     fn polled(&self, events: i16, limit: Duration) -> io::Result<bool> {
-        let mut poll = libc::pollfd {
-            fd: self.raw(),
-            events,
-            revents: 0,
-        };
         let ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: one live pollfd.
-        let n = unsafe { libc::poll(&raw mut poll, 1, ms) };
-        if n < 0 {
-            let e = io::Error::last_os_error();
-            return if e.kind() == io::ErrorKind::Interrupted {
-                Ok(false)
-            } else {
-                Err(e)
-            };
+        match numbers::poll(self.raw(), events, ms) {
+            Ok(came) => Ok(came != 0),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
+            Err(e) => Err(e),
         }
-        Ok(n > 0)
     }
 }
 

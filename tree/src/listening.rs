@@ -14,10 +14,7 @@ const BACKLOG: i32 = 4096;
 
 fn listen(at: SocketAddr) -> std::io::Result<(SocketAddr, Arc<TcpListener>)> {
     let listener = TcpListener::bind(at)?;
-    // SAFETY: takes numbers only.
-    if unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
+    rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     Ok((listener.local_addr()?, Arc::new(listener)))
 }

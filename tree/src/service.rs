@@ -20,6 +20,7 @@ use crate::merge::{decide, Step, Who};
 use crate::message::{Contribution, Down, Failed, FailureKind, NodeInfo, Up, Values, MAX_FAILURES};
 use crate::noise::TREE;
 use crate::strangers::Strangers;
+use belay_kernel::numbers;
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
@@ -290,7 +291,6 @@ impl Service {
 
     /// Waits for something to happen, for so long at most; the descriptors that are ready.
     fn wait(&mut self, limit: Duration) -> Vec<RawFd> {
-        let entry = |fd: RawFd, events: i16| libc::pollfd { fd, events, revents: 0 };
         let let_in = self.strangers.are_let_in();
         let links = self.children.values().filter_map(|c| c.link.as_ref());
         let links = links.chain(self.guests.iter().map(|g| &g.link));
@@ -299,8 +299,12 @@ impl Service {
         let listeners = self.listeners.raw().filter(|_| let_in);
         let mut polls: Vec<libc::pollfd> = std::iter::once(self.wake.as_raw_fd())
             .chain(listeners)
-            .map(|fd| entry(fd, libc::POLLIN))
-            .chain(links.chain(self.strangers.links()).map(|l| entry(l.raw(), l.interest())))
+            .map(|fd| numbers::entry(fd, libc::POLLIN))
+            .chain(
+                links
+                    .chain(self.strangers.links())
+                    .map(|l| numbers::entry(l.raw(), l.interest())),
+            )
             .collect();
         let retry = self
             .above
@@ -315,9 +319,7 @@ impl Service {
             .map(|t| t + GRACE);
         let next = retry.into_iter().chain(missing).min().unwrap_or(now + limit).min(now + limit);
         let ms = i32::try_from(next.saturating_duration_since(now).as_millis()).unwrap_or(0);
-        // SAFETY: a live array of that length.
-        let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, ms + 1) };
-        if n <= 0 {
+        if numbers::poll_all(&mut polls, ms + 1).unwrap_or(0) == 0 {
             return Vec::new();
         }
         polls.iter().filter(|p| p.revents != 0).map(|p| p.fd).collect()

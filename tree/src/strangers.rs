@@ -48,15 +48,8 @@ impl std::fmt::Debug for Strangers {
 
 /// Descriptors that this process may have.
 fn descriptors() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is valid for writing.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
-        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
-        _ => MOST,
-    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX)
 }
 
 impl Strangers {

@@ -1,7 +1,9 @@
 //! The control socket: making it, connecting to it, knowing the peer, and lines of bounded length.
 
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ pub const MAX_REQUEST: usize = 16 << 10;
 pub const MAX_EVENT: usize = 64 << 20;
 
 /// So many clients wait for being accepted.
-const BACKLOG: libc::c_int = 128;
+const BACKLOG: i32 = 128;
 
 /// Longest path that fits into a socket address, without the terminating zero.
 const MAX_SUN_PATH: usize = 107;
@@ -26,20 +28,7 @@ fn short_path(path: &Path) -> io::Result<(PathBuf, Option<OwnedFd>)> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
     };
-    let mut name_of_dir = dir.as_os_str().as_bytes().to_vec();
-    name_of_dir.push(0);
-    // SAFETY: the path is a zero-terminated string.
-    let fd = unsafe {
-        libc::open(
-            name_of_dir.as_ptr().cast(),
-            libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     Ok((Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd())).join(name), Some(fd)))
 }
 
@@ -61,52 +50,31 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 /// the time keeps its own.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     let socket = stream()?;
-    let (address, length) = address(path)?;
-    let fd = socket.as_raw_fd();
-    // SAFETY: takes numbers only; then an address that is valid for reading its length; then numbers.
-    let failed = unsafe {
-        libc::fchmod(fd, 0o600) != 0 || libc::bind(fd, (&raw const address).cast(), length) != 0 || libc::listen(fd, BACKLOG) != 0
-    };
-    if failed {
-        return Err(io::Error::last_os_error());
-    }
+    let address = address(path)?;
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
+    net::bind(&socket, &address)?;
+    net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
 /// A socket without a name.
 fn stream() -> io::Result<OwnedFd> {
-    // SAFETY: takes numbers only.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let (family, kind, flags) = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
+    Ok(net::socket_with(family, kind, flags, None)?)
 }
 
-/// The address of `path`, which ends with a zero.
-fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+/// The address of `path`.
+fn address(path: &Path) -> io::Result<SocketAddrUnix> {
     let path = path.as_os_str().as_bytes();
     if path.is_empty() || path.len() > MAX_SUN_PATH || path.contains(&0) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut address = libc::sockaddr_un {
-        sun_family: libc::AF_UNIX as libc::sa_family_t,
-        sun_path: [0; 108],
-    };
-    for (to, from) in address.sun_path.iter_mut().zip(path) {
-        *to = from.cast_signed();
-    }
-    Ok((address, std::mem::size_of::<libc::sockaddr_un>() as libc::socklen_t))
+    Ok(SocketAddrUnix::new(path)?)
 }
 
 /// Makes the calling process the one whose credentials clients of `listener` see: it may have been made by its parent.
 pub fn listen_again(listener: &UnixListener) -> io::Result<()> {
-    // SAFETY: takes numbers only.
-    match unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(net::listen(listener, BACKLOG)?)
 }
 
 /// Connects to the agent listening at `path`.
@@ -121,12 +89,8 @@ pub fn connect_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let stream = UnixStream::from(stream()?);
     // Also how long a connection waits for its place.
     stream.set_write_timeout(Some(limit))?;
-    let (address, length) = address(&short)?;
-    // SAFETY: the address is valid for reading its length.
-    match unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length) } {
-        0 => Ok(stream),
-        _ => Err(in_time(io::Error::last_os_error())),
-    }
+    net::connect(&stream, &address(&short)?).map_err(|e| in_time(e.into()))?;
+    Ok(stream)
 }
 
 /// What a time limit of a socket makes of `WouldBlock`.
@@ -177,6 +141,7 @@ impl Peer {
 
 /// Reads the peer's credentials (`SO_PEERCRED`).
 pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    // Not by way of rustix, whose PIDs cannot be 0.
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = std::mem::size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `cred` and `len` are valid for writing, and `len` is the size of `cred`.
@@ -347,8 +312,7 @@ mod tests {
         let listener = listen(&path).unwrap();
         let client = connect(&path).unwrap();
         let (server, _) = listener.accept().unwrap();
-        // SAFETY: getuid has no preconditions.
-        let uid = unsafe { libc::getuid() };
+        let uid = rustix::process::getuid().as_raw();
         let expected = Peer {
             pid: std::process::id().try_into().unwrap(),
             uid,
@@ -384,8 +348,7 @@ mod tests {
             drop(events);
         });
         // One who accepts nothing at all, and has room for few.
-        // SAFETY: takes numbers only.
-        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 4) }, 0);
+        net::listen(&listener, 4).unwrap();
         let waiting: Vec<_> = (0..1000).map_while(|_| connect_within(&path, limit).ok()).collect();
         assert_eq!(
             connect_within(&path, limit).unwrap_err().kind(),

@@ -26,6 +26,8 @@ use compress::{Chooser, Compression};
 use elastic::Elastic;
 use rate::Rate;
 pub use room::check_here;
+use rustix::process::{getpriority_process, setpriority_process};
+use rustix::rand::{getrandom, GetRandomFlags};
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -305,35 +307,30 @@ fn missing(manifest: &Manifest, sum: u64, catalogue: &Catalogue) -> Vec<Task> {
 
 /// Gives the calling thread what nobody else wants of disks, and little of processors that others want.
 pub fn step_back() {
-    const IOPRIO_WHO_PROCESS: i32 = 1;
-    const IOPRIO_CLASS_IDLE: i32 = 3 << 13;
-    // SAFETY: takes numbers only; 0 is the calling thread. Where it is refused, the flush is merely less polite.
-    unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_CLASS_IDLE) };
+    // Where it is refused, the flush is merely less polite.
+    let _ = belay_kernel::sched::leave_disks_to_others();
     yield_processors();
 }
 
 /// Lets everybody else go first where the calling thread wants a processor. Not the lowest priority: programs that wait
 /// actively, as the ranks of MPI do, would stop it.
 pub fn yield_processors() {
-    const NICE: libc::c_int = 10;
-    // SAFETY: takes numbers only; 0 is the calling thread.
-    let now = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-    if now < NICE {
-        // SAFETY: as above. Where it is refused, the thread is merely less polite.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    const NICE: i32 = 10;
+    // None is the calling thread.
+    if getpriority_process(None).is_ok_and(|now| now < NICE) {
+        // Where it is refused, the thread is merely less polite.
+        let _ = setpriority_process(None, NICE);
     }
 }
 
 /// A name that no other pack of the job has.
 fn pack_key(generation: u64) -> Result<String, StorageError> {
     let mut random = [0u8; 8];
-    // SAFETY: the buffer is valid for writing its length.
-    let n = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
-    if usize::try_from(n) != Ok(random.len()) {
-        let source = std::io::Error::last_os_error();
-        let step = "name a pack";
-        return Err(StorageError::System { step, source });
-    }
+    // Requests of up to 256 bytes are never cut short.
+    getrandom(&mut random[..], GetRandomFlags::empty()).map_err(|e| StorageError::System {
+        step: "name a pack",
+        source: e.into(),
+    })?;
     Ok(format!("packs/{generation:06}-{:016x}.bpk", u64::from_le_bytes(random)))
 }
 

@@ -11,9 +11,8 @@
 //!
 //! Others may write to the tier's directory (`/dev/shm`): nothing is opened there but regular files of this user.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -28,8 +27,7 @@ pub fn not_own(what: &str) -> io::Error {
 }
 
 fn euid() -> u32 {
-    // SAFETY: has no preconditions.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// Makes the directory `path`, which only this user may write; fails where anything else is there.
@@ -76,13 +74,10 @@ pub fn read_own(path: &Path, limit: u64) -> io::Result<String> {
 
 /// Takes the lock of `file`, if nobody else has it; whether this is so.
 fn try_lock(file: &File) -> io::Result<bool> {
-    // SAFETY: takes numbers only.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(true);
-    }
-    match io::Error::last_os_error() {
-        e if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        e => Err(e),
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(e)) => Err(e),
     }
 }
 
@@ -213,9 +208,7 @@ mod tests {
         std::os::unix::fs::symlink(&target, file(&s.0, 1)).unwrap();
         assert!(Claims::open(&s.0, 1).is_err() && read_own(&file(&s.0, 1), 10).is_err());
         assert_eq!(std::fs::read_to_string(&target).unwrap(), "7");
-        let path = std::ffi::CString::new(file(&s.0, 2).into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: the path is a C string.
-        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        rustix::fs::mkfifoat(rustix::fs::CWD, file(&s.0, 2), 0o600.into()).unwrap();
         assert!(Claims::open(&s.0, 2).is_err() && read_own(&file(&s.0, 2), 10).is_err() && is_held(&s.0, 2));
         std::fs::write(file(&s.0, 3), [b'0'; DIGITS + 1]).unwrap();
         assert!(read_own(&file(&s.0, 3), DIGITS as u64).is_err());

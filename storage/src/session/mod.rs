@@ -32,7 +32,7 @@ use held::Held;
 use new::{New, Open, Spot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -577,14 +577,8 @@ impl Session {
 
 /// Waits until a part of `file` is on its way to the disk, and lets the kernel forget it. A failure shows at the fsync.
 fn drop_from_cache(file: &File, offset: u64, bytes: u64) {
-    let (Ok(from), Ok(len)) = (i64::try_from(offset), i64::try_from(bytes)) else {
-        return;
-    };
-    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: takes numbers only, and the descriptor is live.
-    unsafe { libc::sync_file_range(file.as_raw_fd(), from, len, all) };
-    // SAFETY: as above.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), from, len, libc::POSIX_FADV_DONTNEED) };
+    direct::write_back(file, offset, bytes);
+    let _ = rustix::fs::fadvise(file, offset, NonZero::new(bytes), rustix::fs::Advice::DontNeed);
 }
 
 impl Drop for Session {

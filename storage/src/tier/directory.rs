@@ -16,11 +16,9 @@ use belay_kernel::direct::{self, Buffer};
 use belay_kernel::room::{self, Gauges};
 use belay_kernel::trust;
 use std::collections::BTreeSet;
-use std::ffi::CString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -52,8 +50,7 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
 /// Refuses `path` where it is no directory of the caller's that nobody else can write.
 fn check_own(path: &Path) -> io::Result<()> {
     let m = std::fs::symlink_metadata(path)?;
-    // SAFETY: has no preconditions.
-    let me = unsafe { libc::geteuid() };
+    let me = rustix::process::geteuid().as_raw();
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     if !m.is_dir() {
         return refuse("it is not a directory".into());
@@ -85,13 +82,7 @@ fn write_bytes(dir: &Path) -> Option<usize> {
 
 /// Bytes that an ordinary user may still write to the file system of `path`.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
-    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: statvfs is plain data, for which zero is a valid value.
-    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is zero-terminated, `fs` is valid for writing.
-    if unsafe { libc::statvfs(path.as_ptr(), &raw mut fs) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let fs = rustix::fs::statvfs(path)?;
     Ok(fs.f_bavail.saturating_mul(fs.f_frsize))
 }
 
@@ -335,8 +326,8 @@ impl Put for Writing<'_> {
         direct::write_all_at(&self.file, &rest, self.at).map_err(|e| failed(tier, "write", key, e))?;
         self.file.sync_all().map_err(|e| failed(tier, "sync", key, e))?;
         // What is compared afterwards must come from the device, and the application's own files are worth more in memory.
-        // SAFETY: takes numbers only. Advice that is not followed costs nothing but memory.
-        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        // Advice that is not followed costs nothing but memory.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
         std::fs::rename(&self.temporary, &self.path).map_err(|e| failed(tier, "rename", key, e))?;
         self.finished = true;
         self.tier.touch(self.path.parent().unwrap_or(&self.tier.root));
