@@ -252,8 +252,8 @@ impl Description {
 /// 64 random bits.
 fn random_id() -> String {
     let mut bytes = [0u8; 8];
-    // SAFETY: the buffer is valid for writing its length. The call cannot fail for so few bytes once the system has started.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    // It cannot fail for so few bytes once the system has started.
+    let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
     format!("{:016x}", u64::from_le_bytes(bytes))
 }
 

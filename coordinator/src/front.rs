@@ -156,7 +156,7 @@ fn without_agent(
     let pass_on = |received: Vec<Signal>| {
         for s in received {
             if s.number != libc::SIGCHLD && s.from_process() {
-                sys::pass_on(root, s);
+                s.pass_on(root);
             }
         }
     };

@@ -142,7 +142,7 @@ fn ask(words: &[String]) -> Result<Keys, Failure> {
     let what = format!("key command {}", words.first().map_or("", String::as_str));
     let refused = |why: String| Failure::new(Exit::NoKey, format!("{what}: {why}; see key_command in [encryption]"));
     // Whoever started belay may not want to know of its children.
-    let sigchld = Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
+    let sigchld = Disposition::set_default(libc::SIGCHLD);
     let result = output(words, PATIENCE);
     sigchld.restore();
     match result {

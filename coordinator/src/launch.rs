@@ -8,8 +8,10 @@ use crate::sys::{self, Disposition, SignalFd, SignalSet};
 use crate::{front, Failure};
 use belay_kernel::limits;
 use belay_kernel::proc::Outside;
+use belay_kernel::process;
 use belay_restart::End;
 use belay_wire::Exit;
+use rustix::fs::Access;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -48,8 +50,8 @@ pub fn launch(command: Vec<OsString>, setup: Setup) -> Result<End, Failure> {
     let set = front::handled();
     let inherited = Inherited {
         mask: set.block(),
-        sigchld: Disposition::replace(libc::SIGCHLD, libc::SIG_DFL),
-        sigpipe: Disposition::replace(libc::SIGPIPE, libc::SIG_IGN),
+        sigchld: Disposition::set_default(libc::SIGCHLD),
+        sigpipe: Disposition::set_ignored(libc::SIGPIPE),
     };
     let result = start(&argv, setup, &set, &inherited);
     if result.is_err() {
@@ -123,11 +125,10 @@ fn run_agent((argv, preload): (&[CString], Option<CString>), agent: Agent, chann
 ///
 /// It is called by `name`, or as it is found, and has this variable in its environment.
 fn spawn(argv: &[CString], (name, variable): (Option<&CStr>, Option<CString>), inherited: &Inherited) -> io::Result<i32> {
-    let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
-    pointers.push(std::ptr::null());
-    let program = pointers[0];
+    let mut arguments: Vec<&CStr> = argv.iter().map(CString::as_c_str).collect();
+    let program = arguments[0];
     if let Some(name) = name {
-        pointers[0] = name.as_ptr();
+        arguments[0] = name;
     }
     // Closed by a successful execution, and so read as empty.
     let (mut failed, mut report) = io::pipe()?;
@@ -144,16 +145,11 @@ fn spawn(argv: &[CString], (name, variable): (Option<&CStr>, Option<CString>), i
         }
         None => {
             inherited.restore();
-            if let Some(variable) = variable {
-                // SAFETY: this process has one thread; the text is given away and never freed.
-                unsafe { libc::putenv(variable.into_raw()) };
-            }
-            // SAFETY: the pointers are zero-terminated strings, the last one is null.
-            unsafe { libc::execvp(program, pointers.as_ptr()) };
-            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0).to_ne_bytes();
-            let told = report.write_all(&errno).is_ok();
-            // SAFETY: ends this process without running what the agent would run at its exit.
-            unsafe { libc::_exit(i32::from(!told)) }
+            // SAFETY: this process has one thread.
+            let failed = unsafe { process::execute(program, &arguments, variable) };
+            let told = report.write_all(&failed.raw_os_error().unwrap_or(0).to_ne_bytes());
+            // What the agent would do at its exit is not done here.
+            process::end(i32::from(told.is_err()))
         }
     }
 }
@@ -161,11 +157,7 @@ fn spawn(argv: &[CString], (name, variable): (Option<&CStr>, Option<CString>), i
 /// Finds `program` as `execvp` does.
 fn find(program: &OsStr) -> Result<PathBuf, Failure> {
     let name = Path::new(program).display();
-    let usable = |p: &Path| {
-        let c = CString::new(p.as_os_str().as_bytes()).ok()?;
-        // SAFETY: the path is a zero-terminated string.
-        Some(p.is_file() && unsafe { libc::eaccess(c.as_ptr(), libc::X_OK) } == 0)
-    };
+    let usable = |p: &Path| p.is_file() && sys::may(Access::EXEC_OK, p);
     let not_executable = || {
         Failure::new(
             Exit::NotExecutable,
@@ -182,7 +174,7 @@ fn find(program: &OsStr) -> Result<PathBuf, Failure> {
     if program.as_bytes().contains(&b'/') {
         let path = PathBuf::from(program);
         return match std::fs::metadata(&path) {
-            Ok(_) if usable(&path) == Some(true) => Ok(path),
+            Ok(_) if usable(&path) => Ok(path),
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Err(not_found()),
             Ok(_) | Err(_) => Err(not_executable()),
         };
@@ -194,7 +186,7 @@ fn find(program: &OsStr) -> Result<PathBuf, Failure> {
     let mut seen = false;
     for dir in std::env::split_paths(&path) {
         let candidate = dir.join(program);
-        if usable(&candidate) == Some(true) {
+        if usable(&candidate) {
             return Ok(candidate);
         }
         seen |= candidate.exists();
@@ -213,7 +205,7 @@ fn refuse_setuid(path: &Path) -> Result<(), Failure> {
         "is set-user-ID"
     } else if mode & 0o2010 == 0o2010 && m.gid() != sys::egid() {
         "is set-group-ID"
-    } else if sys::has_attribute(path, c"security.capability") {
+    } else if sys::has_attribute(path, "security.capability") {
         "has file capabilities"
     } else {
         return Ok(());

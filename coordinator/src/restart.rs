@@ -83,7 +83,7 @@ struct Attempts<'a> {
 impl<'a> Attempts<'a> {
     fn new(setup: Setup, gathered: &'a Gathered, (options, hosts): (&'a Options, &'a [String])) -> Result<Self, Failure> {
         // Remote shells keep their numbers until they have been waited for.
-        Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
+        Disposition::set_default(libc::SIGCHLD);
         let (dir, description) = (setup.dir.clone(), setup.description.clone());
         let before = Description {
             history: description.history,
@@ -421,8 +421,8 @@ fn tell_of_leftovers(dir: &JobDir, order: &[u64], tell: &mut dyn FnMut(Notice, &
 fn agent_main(mut agent: Agent, number: u64, restored: Restored, ended: Option<i32>, report: &dyn Fn(News)) -> i32 {
     // What the front has passed on meanwhile is there yet.
     front::handled().set_mask();
-    Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
-    Disposition::replace(libc::SIGPIPE, libc::SIG_IGN);
+    Disposition::set_default(libc::SIGCHLD);
+    Disposition::set_ignored(libc::SIGPIPE);
     if let Err(e) = sys::become_subreaper() {
         tracing::error!(error = %e, "become the reaper of the job's processes");
     }

@@ -51,7 +51,7 @@ impl Agent {
     pub(super) fn pass_on(&mut self, s: Signal) {
         if self.root_status.is_none() {
             tracing::debug!(signal = s.number, "passed on");
-            sys::pass_on(self.root_pid, s);
+            s.pass_on(self.root_pid);
         } else if by_user(s.number) {
             self.give_up_checkpoint();
             self.stop_awaiting_flush();

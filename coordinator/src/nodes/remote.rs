@@ -184,8 +184,8 @@ fn start_beside(mut c: Command, path: &OsString) -> std::io::Result<Child> {
         c.pre_exec(|| {
             // The agent takes signals through a descriptor; the child takes them as usual.
             sys::SignalSet::of([]).set_mask();
-            sys::Disposition::replace(libc::SIGPIPE, libc::SIG_DFL);
-            sys::Disposition::replace(libc::SIGXFSZ, libc::SIG_DFL);
+            sys::Disposition::set_default(libc::SIGPIPE);
+            sys::Disposition::set_default(libc::SIGXFSZ);
             Ok(())
         });
     }
@@ -308,7 +308,7 @@ pub(crate) fn end_standin(standin: i32, code: i32) {
         code: libc::SI_QUEUE,
         value: FAREWELL | code,
     };
-    sys::pass_on(standin, farewell);
+    farewell.pass_on(standin);
 }
 
 #[cfg(test)]

@@ -36,14 +36,7 @@ pub(crate) fn install(dir: &JobDir) -> Result<(), Failure> {
 
 /// The path by which this program was executed, if that is a stand-in's.
 pub fn executed_as() -> Option<PathBuf> {
-    // SAFETY: takes a number only.
-    let at = unsafe { libc::getauxval(libc::AT_EXECFN) };
-    if at == 0 {
-        return None;
-    }
-    // SAFETY: the kernel has put a zero-terminated string there, which lives as long as the process.
-    let name = unsafe { std::ffi::CStr::from_ptr(std::ptr::with_exposed_provenance(usize::try_from(at).ok()?)) };
-    let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+    let path = Path::new(std::ffi::OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()));
     let parent = path.parent()?;
     (parent.file_name()? == STANDINS && path.is_absolute()).then(|| path.to_owned())
 }
@@ -76,7 +69,7 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     }
     let signals = all_signals();
     signals.block();
-    Disposition::replace(libc::SIGCHLD, libc::SIG_DFL);
+    Disposition::set_default(libc::SIGCHLD);
     let request = Request::RemoteStart { program, words };
     ask(dir, &request)?;
     farewell(dir, &signals)
@@ -107,9 +100,9 @@ struct Errands<'a> {
 impl Outside for Errands<'_> {
     fn ask(&self, program: &str, words: &[String]) -> Result<String, Failure> {
         let fail = |e| Failure::system(format!("run {program}"), &e);
-        let mut said = sys::memory_file(c"belay-said").map_err(fail)?;
+        let mut said = sys::memory_file("belay-said").map_err(fail)?;
         let signals = all_signals();
-        let (mask, chld) = (signals.block(), Disposition::replace(libc::SIGCHLD, libc::SIG_DFL));
+        let (mask, chld) = (signals.block(), Disposition::set_default(libc::SIGCHLD));
         let request = Request::RemoteAsk {
             program: program.to_owned(),
             words: words.to_vec(),

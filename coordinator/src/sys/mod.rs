@@ -3,88 +3,70 @@
 mod events;
 mod locks;
 mod processes;
-mod signals;
 
+pub use belay_kernel::process::{fork, reap, wait};
+pub use belay_kernel::signals::{kill, wait_for, Disposition, Signal, SignalFd, SignalSet};
 pub use events::{poll, poll_within, readable_within, Timer, Wake};
 pub use locks::{lock, lock_shared, lock_within, unlock};
 pub use processes::{
-    become_subreaper, drop_file_capabilities, exit_like, fork, group_barrier, job_control, kill, parent, pass_on, reap, wait,
-    write_large_files, JobControl,
+    become_subreaper, drop_file_capabilities, exit_like, group_barrier, job_control, parent, write_large_files, JobControl,
 };
-pub use signals::{wait_for, Disposition, Signal, SignalFd, SignalSet};
 
 pub use belay_storage::store::this_host as host;
 
 use crate::failure::plain;
-use belay_kernel::check;
-use std::ffi::{CStr, CString};
+use belay_kernel::numbers;
+use rustix::fs::{Access, AtFlags, MemfdFlags, Mode, OFlags, StatVfsMountFlags, CWD};
+use rustix::io::{fcntl_getfd, FdFlags};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::process::{getpgrp, Pid};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-
-fn fd(ret: i32) -> io::Result<OwnedFd> {
-    if ret < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(ret) })
-}
 
 /// The controlling terminal's foreground process group; `None` without a terminal.
 pub fn terminal_group() -> Option<i32> {
     let tty = std::fs::File::open("/dev/tty").ok()?;
-    // SAFETY: takes numbers only.
-    let group = unsafe { libc::tcgetpgrp(tty.as_raw_fd()) };
-    (group > 0).then_some(group)
+    tcgetpgrp(&tty).ok().map(|group| group.as_raw_nonzero().get())
 }
 
 /// If this process's group has the terminal, gives it to process group `group`.
 pub fn hand_over_terminal(group: i32) {
-    // SAFETY: has no preconditions.
-    let own = unsafe { libc::getpgrp() };
-    if terminal_group() != Some(own) {
-        return;
-    }
-    if let Ok(tty) = std::fs::File::open("/dev/tty") {
-        // SAFETY: takes numbers only. A group that is gone leaves the terminal where it is.
-        unsafe { libc::tcsetpgrp(tty.as_raw_fd(), group) };
+    let Ok(tty) = std::fs::File::open("/dev/tty") else { return };
+    if tcgetpgrp(&tty).ok() == Some(getpgrp()) {
+        // A group that is gone leaves the terminal where it is.
+        let _ = Pid::from_raw(group).map(|group| tcsetpgrp(&tty, group));
     }
 }
 
 /// A pair of connected sockets that keep messages apart.
 pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut pair = [-1; 2];
-    // SAFETY: `pair` is valid for writing two descriptors.
-    let r = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, pair.as_mut_ptr()) };
-    check(r.into())?;
-    Ok((fd(pair[0])?, fd(pair[1])?))
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Sends one message; never raises SIGPIPE.
 pub fn send(socket: BorrowedFd<'_>, message: &[u8]) -> io::Result<usize> {
-    // SAFETY: the buffer is valid for reading its length.
-    let n = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL) };
-    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    Ok(rustix::net::send(socket, message, SendFlags::NOSIGNAL)?)
 }
 
 /// Receives one message; 0 at the end. `wait` says whether to wait for one.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
-    let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
-    // SAFETY: the buffer is valid for writing its length.
-    let n = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
-    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+    Ok(rustix::net::recv(socket, buffer, flags)?.0)
 }
 
 /// Closes every descriptor from 3 on that would have been inherited by the command: it has its own copies by now.
 pub fn close_inherited() {
-    for fd in belay_kernel::proc::fds(std::process::id().cast_signed()).unwrap_or_default() {
-        // SAFETY: takes numbers only.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
-        if fd > 2 && flags >= 0 && flags & libc::FD_CLOEXEC == 0 {
-            // SAFETY: this program opens everything with close-on-exec, so the descriptor was inherited and no object here owns it.
-            unsafe { libc::close(fd) };
-        }
+    let is_inherited = |fd: &RawFd| {
+        let flags = numbers::lend(*fd).and_then(|fd| Ok(fcntl_getfd(fd)?));
+        *fd > 2 && flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+    };
+    let all = belay_kernel::proc::fds(std::process::id().cast_signed()).unwrap_or_default();
+    for fd in all.into_iter().filter(is_inherited) {
+        // This program opens everything with close-on-exec, so no object here owns it.
+        let _ = numbers::close(fd, fd);
     }
 }
 
@@ -92,10 +74,10 @@ pub fn close_inherited() {
 /// sees them closed.
 pub fn fill_standard_descriptors() {
     for fd in 0..3 {
-        // SAFETY: takes numbers only.
-        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-            // SAFETY: the path is a zero-terminated string. The lowest free number is `fd`.
-            unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        if numbers::lend(fd).is_ok_and(|fd| fcntl_getfd(fd).is_err()) {
+            // The lowest free number is `fd`.
+            let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+            let _ = null.map(IntoRawFd::into_raw_fd);
         }
     }
 }
@@ -103,61 +85,45 @@ pub fn fill_standard_descriptors() {
 /// Puts `/dev/null` in place of descriptor `target`.
 pub fn replace_by_null(target: RawFd) -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    // SAFETY: both are descriptors; whoever uses `target` goes on with the null device.
-    check(unsafe { libc::dup2(null.as_raw_fd(), target) }.into()).map(drop)
+    // Whoever uses `target` goes on with the null device.
+    numbers::duplicate_to(&null, target, false)
 }
 
 /// A file in memory, which is not passed on to what is executed.
-pub fn memory_file(name: &CStr) -> io::Result<std::fs::File> {
-    // SAFETY: the name is a string that lives as long as the call.
-    fd(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) }).map(Into::into)
+pub fn memory_file(name: &str) -> io::Result<std::fs::File> {
+    Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?.into())
 }
 
 /// The effective user.
 pub fn euid() -> u32 {
-    // SAFETY: has no preconditions.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// The effective group.
 pub fn egid() -> u32 {
-    // SAFETY: has no preconditions.
-    unsafe { libc::getegid() }
+    rustix::process::getegid().as_raw()
 }
 
 /// Whether the file at `path` has the extended attribute `name`.
-pub fn has_attribute(path: &Path, name: &CStr) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: both are zero-terminated strings, and no value is asked for.
-    unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) >= 0 }
+pub fn has_attribute(path: &Path, name: &str) -> bool {
+    rustix::fs::getxattr(path, name, &mut [0u8; 0][..]).is_ok()
+}
+
+/// Whether the calling process, with its effective identity, has `access` to the file at `path`.
+pub(crate) fn may(access: Access, path: &Path) -> bool {
+    rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS).is_ok()
 }
 
 /// Whether the calling process may make files in directory `path`.
 pub fn may_write(path: &Path) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: the path is a zero-terminated string.
-    unsafe { libc::eaccess(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+    may(Access::WRITE_OK | Access::EXEC_OK, path)
 }
 
 /// Whether executing the file at `path` never changes identity: its file system is mounted `nosuid`, or this process
 /// may gain no privileges.
 pub fn ignores_setuid(path: &Path) -> bool {
-    // SAFETY: takes numbers only.
-    if unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1 {
-        return true;
-    }
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: statvfs is plain data, for which zero is a valid value.
-    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is zero-terminated, `fs` is valid for writing.
-    let r = unsafe { libc::statvfs(path.as_ptr(), &raw mut fs) };
-    r == 0 && fs.f_flag & libc::ST_NOSUID != 0
+    let is_mounted_so = || rustix::fs::statvfs(path).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID));
+    rustix::thread::no_new_privs().is_ok_and(|set| set) || is_mounted_so()
 }
 
 /// Seconds since the epoch.
@@ -176,7 +142,7 @@ pub(crate) fn processors() -> u32 {
 pub fn say(line: &str) {
     let mask = SignalSet::of([libc::SIGTTOU]).block();
     let text = format!("belay: {}\n", plain(line));
-    // SAFETY: the buffer is valid for reading its length. What cannot be said (descriptor closed, disk full) is in the log.
-    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    // What cannot be said (descriptor closed, disk full) is in the log.
+    let _ = numbers::lend(2).map(|fd| rustix::io::write(fd, text.as_bytes()));
     mask.set_mask();
 }

@@ -59,8 +59,8 @@ pub(super) fn run<T: Serialize + DeserializeOwned>(
 }
 
 fn serve<T: Serialize>(work: impl FnOnce(&Control) -> Result<T, Failure>, out: io::PipeWriter) -> io::Result<()> {
-    // SAFETY: takes numbers only. Nobody waits for the result when the parent is gone.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // Nobody waits for the result when the parent is gone.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let out = Arc::new(Mutex::new(out));
     let control = Arc::new(Control::default());
     let (progress, to) = (control.clone(), out.clone());

@@ -479,9 +479,7 @@ mod tests {
         for name in ["fifo", "link"] {
             std::fs::create_dir(tier.join(name)).unwrap();
         }
-        let fifo = std::ffi::CString::new(tier.join("fifo").join(MARKER).into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: the path is a C string.
-        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        rustix::fs::mkfifoat(rustix::fs::CWD, tier.join("fifo").join(MARKER), 0o600.into()).unwrap();
         std::os::unix::fs::symlink("/dev/zero", tier.join("link").join(MARKER)).unwrap();
         // An earlier job's.
         std::fs::create_dir(tier.join("old")).unwrap();
