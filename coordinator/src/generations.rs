@@ -6,21 +6,27 @@
 //! So a name without `.tmp-` is a whole generation, whatever was killed when. The chunks that it refers to have got
 //! their names just before; those that no generation refers to any more are removed by [`needed_chunks`] and the store.
 
+mod draft;
+mod status;
+
+pub use draft::{ms, Draft, Facts};
+pub use status::status;
+
+pub(crate) use status::add_parts;
+
 use crate::{state, sys, Failure};
 use belay_abi::histories::TEMPORARY;
-use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE, MAX_NUMBER};
-use belay_image::{sections, ImageError};
+use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_NUMBER};
+use belay_image::ImageError;
 use belay_storage::fetch::UNDER_WAY;
-use belay_storage::session::Session;
 use belay_storage::store::Store;
-use belay_wire::{Exit, GenerationStatus, HostShare, Level, Phase, SnapshotStatus};
+use belay_wire::{Exit, GenerationStatus};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::fs::{DirBuilder, File};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Name of generation `number`'s directory.
 pub fn name(number: u64) -> String {
@@ -129,57 +135,6 @@ impl Generation {
             ..GenerationStatus::default()
         };
         self.held_anywhere().map_or_else(damaged, |m| status(&m))
-    }
-}
-
-/// As the status document shows a whole generation with manifest `m`.
-pub fn status(m: &Manifest) -> GenerationStatus {
-    GenerationStatus {
-        generation: m.generation,
-        time_unix_s: m.time_unix_s,
-        level: Level::Local,
-        ranks: m.processes,
-        threads: m.threads,
-        bytes: m.bytes,
-        new_bytes: m.new_bytes,
-        blocked_ms: m.blocked_ms,
-        phases_ms: m.phases_ms.iter().cloned().collect(),
-        snapshot: m.taken.clone().map(|t| {
-            Box::new(SnapshotStatus {
-                mode: t.mode,
-                reason: t.reason,
-                stops: t.stops,
-            })
-        }),
-        left_out: m.left_out,
-        without_hashes: m.without_hashes.as_deref().map(Into::into),
-        whole: true,
-        damage: None,
-        hosts: Vec::new(),
-        tiers: Vec::new(),
-    }
-}
-
-/// Adds to `status`, that of the root of generation `g`, what the parts of the job have of it.
-pub(crate) fn add_parts(status: &mut GenerationStatus, g: &Generation) {
-    let rows = crate::nodes::table::read(&g.path).unwrap_or_default();
-    let Some(m) = g.held_anywhere().ok().filter(|_| !rows.is_empty()) else {
-        return;
-    };
-    status.hosts.push(HostShare {
-        host: m.host.clone(),
-        ranks: Some(m.processes),
-    });
-    for row in rows {
-        status.hosts.push(HostShare {
-            host: row.place().to_owned(),
-            ranks: row.share.as_ref().map(|s| s.processes),
-        });
-        let share = row.share.unwrap_or_default();
-        status.ranks = status.ranks.saturating_add(share.processes);
-        status.threads = status.threads.saturating_add(share.threads);
-        status.bytes = status.bytes.saturating_add(share.bytes);
-        status.new_bytes = status.new_bytes.saturating_add(share.new_bytes);
     }
 }
 
@@ -356,107 +311,6 @@ pub fn clear_leftovers(dir: &Path) -> Result<usize, Failure> {
     Ok(left.len())
 }
 
-/// A generation being made. Dropped before [`Draft::commit`], it leaves nothing behind.
-#[derive(Debug)]
-pub struct Draft {
-    /// Its number.
-    pub number: u64,
-    /// Where its files go until it is committed.
-    pub path: PathBuf,
-    dir: PathBuf,
-}
-
-/// What the manifest of a draft says besides its files.
-#[derive(Debug, Clone)]
-pub struct Facts {
-    /// Time the processes were blocked.
-    pub blocked: Duration,
-    /// Time of each phase.
-    pub phases: Vec<(Phase, Duration)>,
-    /// Live processes.
-    pub processes: u32,
-    /// Threads.
-    pub threads: u32,
-    /// How the memory was taken.
-    pub taken: Taken,
-    /// Bytes that were not stored, where programs have declared that they are not needed.
-    pub left_out: Option<u64>,
-}
-
-/// A duration in milliseconds.
-pub fn ms(d: Duration) -> f64 {
-    (d.as_secs_f64() * 1e6).round() / 1e3
-}
-
-impl Draft {
-    /// Begins generation `number` in `dir`.
-    pub fn create(dir: &Path, number: u64) -> Result<Self, Failure> {
-        let path = dir.join(format!("{TEMPORARY}{}", name(number)));
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|e| Failure::io(format!("make {}", path.display()), &e))?;
-        Ok(Self {
-            number,
-            path,
-            dir: dir.to_owned(),
-        })
-    }
-
-    /// Its directory once it is committed.
-    pub fn target(&self) -> PathBuf {
-        self.dir.join(name(self.number))
-    }
-
-    /// Makes the draft a generation: names of its chunks, manifest, fsync, rename, fsync. `files` and the chunks of
-    /// `session` are synced already.
-    pub fn commit(self, files: Vec<FileEntry>, session: &mut Session, facts: &Facts) -> Result<GenerationStatus, Failure> {
-        session.publish()?;
-        let own: u64 = files.iter().map(|f| f.bytes).sum();
-        let memory: u64 = session.tables().values().flatten().map(|e| e.bytes).sum();
-        let manifest = Manifest {
-            generation: self.number,
-            time_unix_s: sys::now_unix_s(),
-            host: sys::host(),
-            arch: std::env::consts::ARCH.into(),
-            blocked_ms: ms(facts.blocked),
-            phases_ms: facts.phases.iter().map(|(p, d)| (p.name().into(), ms(*d))).collect(),
-            processes: facts.processes,
-            threads: facts.threads,
-            taken: Some(facts.taken.clone()),
-            left_out: facts.left_out,
-            without_hashes: session.why_without().map(str::to_owned),
-            bytes: own + memory,
-            new_bytes: own + session.new_bytes(),
-            files,
-            chunks: session.entries()?,
-            next_chunk: session.next_chunk(),
-        };
-        let path = self.path.join(MANIFEST_FILE);
-        let mut f = sections::create_private(&path)?;
-        f.write_all(&manifest.encode()?)
-            .and_then(|()| f.sync_all())
-            .map_err(|e| Failure::io(format!("write {}", path.display()), &e))?;
-        sync_dir(&self.path)?;
-        let target = self.target();
-        std::fs::rename(&self.path, &target).map_err(|e| Failure::io(format!("commit {}", target.display()), &e))?;
-        sync_dir(&self.dir)?;
-        let number = self.number;
-        Ok(Generation::open(number, target).status())
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // After the commit nothing has this name.
-        if let Err(e) = std::fs::remove_dir_all(&self.path) {
-            if e.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(path = %self.path.display(), error = %e, "dropped generation could not be removed");
-            }
-        }
-    }
-}
-
 fn sync_dir(dir: &Path) -> Result<(), Failure> {
     File::open(dir)
         .and_then(|d| d.sync_all())
@@ -466,9 +320,11 @@ fn sync_dir(dir: &Path) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use belay_image::manifest::ChunkEntry;
+    use belay_image::manifest::{ChunkEntry, FileEntry, Taken};
     use belay_storage::engine::{Engine, Options};
     use belay_storage::store::{set_local_tiers, Host, LocalTier};
+    use belay_wire::Phase;
+    use std::time::Duration;
 
     /// The directory `gen` of a job directory.
     struct Scratch(PathBuf);
