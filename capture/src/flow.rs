@@ -13,6 +13,7 @@ use crate::memory::headroom;
 use crate::memory::mappings;
 use crate::memory::mlock::Locks;
 use crate::memory::snapshot;
+use crate::memory::tracking::devices_write;
 use crate::rest::Held;
 use crate::state::calls;
 use crate::state::draft::Draft;
@@ -223,6 +224,9 @@ fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'s
     sequences::abort(job);
     let (mut drafts, seen) = look(job)?;
     gate::check(shut, &drafts)?;
+    for draft in &mut drafts {
+        draft.by_devices = devices_write(&draft.maps, &gate::libraries(shut, draft.pid));
+    }
     check_supported(job, order, (&drafts, &seen), shut)?;
     sharing::find(&mut job.processes, &drafts)?;
     let areas = job.processes.iter_mut().zip(drafts.iter().zip(&seen));

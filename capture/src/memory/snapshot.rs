@@ -151,7 +151,8 @@ pub(crate) fn take(
         .collect::<std::io::Result<Vec<_>>>()
         .map_err(|e| CaptureError::system("create control memory", e))?;
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
-    let wishes: Vec<Wish> = drafts.iter().map(|d| tracking.wish((d.pid, d.stat.starttime))).collect();
+    let mut wish = |d: &Draft| tracking.wish((d.pid, d.stat.starttime), d.by_devices);
+    let wishes: Vec<Wish> = drafts.iter().map(&mut wish).collect();
     let want_uffd: Vec<i32> = wishes.iter().map(|w| w.make).collect();
     let made = if plan.fork {
         inject::snapshot(job, areas, &left_out, &names, &want_uffd)?

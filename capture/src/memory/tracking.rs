@@ -22,6 +22,9 @@
 //! (`move_pages`), that an equal page was put in its place (mappings marked as mergeable are left out), that somebody
 //! else has taken the bits away, and that the userfaultfd belongs to another address space (both by the
 //! [canary](Tracked::canary)).
+//!
+//! Neither shows what a device writes: it has taken hold of the pages before, and no processor faults. Of a process to
+//! whose memory devices may write ([`devices_write`]) nothing counts as clean.
 
 use crate::memory::code::Code;
 use crate::memory::mappings::{self, Pages};
@@ -32,6 +35,8 @@ use belay_kernel::pagemap::Pagemap;
 use belay_kernel::proc::{self, Map};
 use belay_kernel::vm::Memory;
 use belay_kernel::{softdirty, uffd};
+use belay_plugins::gate::{self, gpu};
+use belay_plugins::infiniband;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -101,6 +106,8 @@ pub struct Tracking {
     unavailable: Option<String>,
     /// Somebody else takes away soft-dirty bits, as of the last snapshot.
     disturbed: bool,
+    /// Processes to whose memory devices write, as of the last snapshot.
+    by_devices: usize,
     method: Method,
     off: bool,
     /// Somebody has declared what its loops do.
@@ -126,6 +133,7 @@ pub(crate) struct Armed {
     policy: Policy,
     canary: u64,
     disturbed: bool,
+    by_devices: bool,
 }
 
 /// What is clean in one process.
@@ -153,6 +161,7 @@ pub(crate) struct Wish {
     known: Option<Tracked>,
     policy: Policy,
     method: Method,
+    by_devices: bool,
     /// Which userfaultfd the snapshot child shall bring, as of `SnapshotTable::want_uffd`.
     pub(crate) make: i32,
 }
@@ -202,14 +211,16 @@ impl Tracking {
         match &self.unavailable {
             Some(reason) => Some(reason.clone()),
             None if self.disturbed => Some("another program takes away the soft-dirty bits of processes of the job".into()),
+            None if self.by_devices > 0 => Some(format!("devices write to the memory of {} processes", self.by_devices)),
             None if paused > 0 => Some(format!("most pages of {paused} processes are written between checkpoints")),
             None => None,
         }
     }
 
-    /// Takes out what is known about a process: unless the checkpoint is committed, it does not hold any more.
-    pub(crate) fn wish(&mut self, key: Key) -> Wish {
-        let known = self.tracked.remove(&key);
+    /// Takes out what is known about a process: unless the checkpoint is committed, it does not hold any more. Where it
+    /// is written to `by_devices`, what was known is not true either.
+    pub(crate) fn wish(&mut self, key: Key, by_devices: bool) -> Wish {
+        let known = self.tracked.remove(&key).filter(|_| !by_devices);
         let mut policy = known
             .as_ref()
             .map(|t| t.policy)
@@ -218,7 +229,7 @@ impl Tracking {
         let pausing = policy.pause > 0;
         policy.pause = policy.pause.saturating_sub(1);
         let make = match self.method {
-            _ if self.off || self.unavailable.is_some() || known.is_some() || pausing => 0,
+            _ if self.off || self.unavailable.is_some() || known.is_some() || pausing || by_devices => 0,
             Method::Protection => UFFD_ASYNC,
             Method::SoftDirty => UFFD_PLAIN,
         };
@@ -227,6 +238,7 @@ impl Tracking {
             known,
             policy,
             method,
+            by_devices,
             make,
         }
     }
@@ -254,6 +266,7 @@ impl Tracking {
         self.tracked.clear();
         self.paused.clear();
         self.disturbed = armed.iter().any(|a| a.disturbed);
+        self.by_devices = armed.iter().filter(|a| a.by_devices).count();
         for Armed {
             key,
             uffd,
@@ -287,6 +300,13 @@ fn no_uffd(error: &io::Error) -> String {
     format!("no userfaultfd: {error}")
 }
 
+/// Whether devices may write to the memory of a process in which these `libraries` take part: they do for the sake of a
+/// device. The control page stays when the device is closed again.
+pub(crate) fn devices_write(maps: &[Map], libraries: &[String]) -> bool {
+    let of_device = |m: &Map| gate::is_page(m) || infiniband::is_mapping(m) || gpu::is_mapping(m);
+    !libraries.is_empty() || maps.iter().any(of_device)
+}
+
 /// Finds the clean pages of a stopped process, thread `task`, and protects all that hold data, or lets its soft-dirty
 /// bits begin anew. `maps` are those whose pages a snapshot child writes; `made` is the userfaultfd that it has
 /// brought. The tracking ends where anything fails.
@@ -298,7 +318,11 @@ pub(crate) fn arm<'a>(
     made: Option<OwnedFd>,
 ) -> (Armed, Clean) {
     let Wish {
-        known, policy, method, ..
+        known,
+        policy,
+        method,
+        by_devices,
+        ..
     } = wish;
     let (uffd, table, canary) = match known {
         Some(t) => (Some(t.uffd), t.table, Some(t.canary)),
@@ -310,6 +334,7 @@ pub(crate) fn arm<'a>(
         policy,
         canary: 0,
         disturbed: false,
+        by_devices,
     };
     let Some(uffd) = &armed.uffd else {
         return (armed, Clean::default());
@@ -526,10 +551,42 @@ mod tests {
             policy: Policy::default(),
             canary: 0,
             disturbed: false,
+            by_devices: false,
         };
         // No process has this number.
         clean.look(i32::MAX, 1, &mut armed);
         assert!(clean.ranges.is_empty() && armed.uffd.is_none() && !armed.disturbed);
+    }
+
+    #[test]
+    fn of_a_process_to_which_devices_write_nothing_is_clean() {
+        let maps = |name: &str| Map::parse(format!("1000-2000 rw-s 00000000 00:01 7 {name}\n").as_bytes()).unwrap();
+        for name in ["/dev/infiniband/uverbs0", "/dev/nvidia0", belay_abi::control::MAPPED] {
+            assert!(devices_write(&maps(name), &[]), "{name}");
+        }
+        assert!(!devices_write(&maps("/dev/shm/x"), &[]));
+        assert!(devices_write(&[], &["libcuda.so.1".into()]), "it has left its GPU");
+
+        // It was tracked when it opened the device.
+        let mut tracking = Tracking::default();
+        let tracked = Tracked {
+            uffd: std::fs::File::open("/dev/null").unwrap().into(),
+            table: Vec::new(),
+            policy: Policy::default(),
+            canary: 0,
+        };
+        tracking.tracked.insert((1, 1), tracked);
+        let wish = tracking.wish((1, 1), true);
+        assert!(wish.known.is_none() && wish.make == 0);
+        let (armed, clean) = arm((1, 1), 1, [].iter(), wish, None);
+        assert!(armed.uffd.is_none() && clean.ranges.is_empty());
+        let found = Findings {
+            armed: vec![armed],
+            code: Code::default(),
+            left_out: 0,
+        };
+        tracking.commit(found, &BTreeMap::new());
+        assert!(tracking.hindrance().is_some_and(|why| why.contains("devices")));
     }
 
     #[test]
@@ -547,11 +604,11 @@ mod tests {
         let makes = |wish: &Wish| wish.make == UFFD_ASYNC;
         for left in (0..PAUSE).rev() {
             t.paused.insert((1, 1), p);
-            let wish = t.wish((1, 1));
+            let wish = t.wish((1, 1), false);
             assert!(!makes(&wish));
             assert_eq!(wish.policy.pause, left);
             p = wish.policy;
         }
-        assert!(makes(&t.wish((1, 1))));
+        assert!(makes(&t.wish((1, 1), false)));
     }
 }

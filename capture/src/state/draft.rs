@@ -34,6 +34,8 @@ pub(crate) struct Draft {
     /// The anonymous mappings that hold data; known once [`Draft::look_for_data`] has looked.
     pub(crate) with_data: Vec<(u64, u64)>,
     pub(crate) timers: Vec<model::PosixTimer>,
+    /// Devices may write to its memory; known once the gates have told.
+    pub(crate) by_devices: bool,
 }
 
 impl Draft {
@@ -71,6 +73,7 @@ impl Draft {
             root: proc::link(task, "root"),
             exe: held::executable(task),
             timers: posix_timers(task),
+            by_devices: false,
         })
     }
 
