@@ -25,10 +25,12 @@ fn completion(q: &ShadowQp, wr_id: u64, opcode: u32, status: u32) -> Wc {
 
 /// Puts a completion behind those that the program has yet to get.
 unsafe fn save(cq: *mut ShadowCq, wc: Wc) {
-    (*cq).state.lock().saved.push_back(Completion {
+    let mut state = (*cq).state.lock();
+    state.saved.push_back(Completion {
         wc,
         ..Completion::default()
     });
+    (*cq).note_saved(&state);
 }
 
 /// Makes up a completion: of a request of which only the acknowledgement was missing, or which is lost.

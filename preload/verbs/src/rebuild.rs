@@ -475,10 +475,7 @@ unsafe fn go_on(world: &World) -> Made {
         if let Some(notify) = (*(*c.real).context).ops.req_notify_cq {
             check("a completion queue", notify(c.real, i32::from(armed == 1)))?;
         }
-        if let Some(channel) = c.channel().as_ref() {
-            channel.events.lock().kicked.push_back(*cq);
-            channel.bell.ring();
-        }
+        c.kick();
     }
     Ok(())
 }

@@ -27,6 +27,7 @@ unsafe fn prepare(context: *mut Context, user: *mut Opaque, channel: *mut CompCh
         vector,
         spare: SPARE,
         armed: Default::default(),
+        has_saved: Default::default(),
         extended: None,
         events: 0,
         async_events: 0,

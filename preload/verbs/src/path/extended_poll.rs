@@ -81,6 +81,9 @@ unsafe fn advance(c: &ShadowCq, shown: *mut CqEx, state: &mut CqState) -> Int {
     loop {
         let saved = state.saved.pop_front();
         let fresh = saved.is_none();
+        if !fresh {
+            c.note_saved(state);
+        }
         let Some(mut one) = saved.or_else(|| fetch(c, state)) else {
             return libc::ENOENT;
         };

@@ -50,11 +50,13 @@ unsafe fn poll_saved(c: &ShadowCq, state: &mut CqState, wanted: Int, wc: *mut Wc
     let mut got = 0;
     while got < wanted {
         let Some(saved) = state.saved.pop_front() else {
+            c.note_saved(state);
             return got + poll_fresh(c, wanted - got, wc.add(got as usize)).max(0);
         };
         *wc.add(got as usize) = saved.wc;
         got += 1;
     }
+    c.note_saved(state);
     got
 }
 
@@ -73,10 +75,15 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut Cq, solicited: Int) -> In
     if c.armed.load(Relaxed) < want {
         c.armed.store(want, Relaxed);
     }
-    match (*(*c.real).context).ops.req_notify_cq {
-        Some(notify) => notify(c.real, solicited),
-        None => libc::EOPNOTSUPP,
+    let Some(notify) = (*(*c.real).context).ops.req_notify_cq else {
+        return libc::EOPNOTSUPP;
+    };
+    let error = notify(c.real, solicited);
+    // The provider does not have these any more, of which it may have raised the event.
+    if error == 0 && c.has_saved.load(Acquire) {
+        c.kick();
     }
+    error
 }
 
 /// Takes everything from the provider into `saved`. How much came.
@@ -93,6 +100,7 @@ pub(crate) unsafe fn collect(c: &ShadowCq, state: &mut CqState) -> usize {
             }
         }
         extended_poll::stop(c, state);
+        c.note_saved(state);
         return count;
     }
     let mut wc = [Wc::default(); BATCH];
@@ -108,6 +116,7 @@ pub(crate) unsafe fn collect(c: &ShadowCq, state: &mut CqState) -> usize {
         }
         count += came;
         if came == 0 {
+            c.note_saved(state);
             return count;
         }
     }
@@ -119,7 +128,9 @@ pub(crate) unsafe fn collect(c: &ShadowCq, state: &mut CqState) -> usize {
 /// The queue lives.
 pub(crate) unsafe fn forget_saved(cq: *mut ShadowCq, number: u32) {
     let Some(c) = cq.as_ref() else { return };
-    c.state.lock().saved.retain(|s| s.wc.qp_num != number);
+    let mut state = c.state.lock();
+    state.saved.retain(|s| s.wc.qp_num != number);
+    c.note_saved(&state);
 }
 
 /// Retires what a completion says is done, and makes it one of the shadow's. False when it is none of the program's.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::names::{Port, QpFact};
-use crate::shadow::{Bell, RealAhs, ShadowAh, ShadowContext, ShadowCq, ShadowPd, ShadowQp, World};
+use crate::shadow::{Bell, RealAhs, ShadowAh, ShadowChannel, ShadowContext, ShadowCq, ShadowPd, ShadowQp, World};
 use belay_ibv::*;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,6 +23,10 @@ unsafe extern "C" fn take_completions(_: *mut Cq, room: Int, wc: *mut Wc) -> Int
         c.drain(..n).enumerate().for_each(|(i, one)| *wc.add(i) = one);
         n as Int
     })
+}
+
+unsafe extern "C" fn raise_nothing(_: *mut Cq, _: Int) -> Int {
+    0
 }
 
 unsafe extern "C" fn take_sends(_: *mut Qp, _: *mut SendWr, _: *mut *mut SendWr) -> Int {
@@ -49,6 +53,7 @@ pub(crate) fn end(kind: u32, srq: *mut Srq) -> End {
     unsafe {
         let mut real: Context = zeroed();
         real.ops.poll_cq = Some(take_completions);
+        real.ops.req_notify_cq = Some(raise_nothing);
         real.ops.post_send = Some(take_sends);
         real.ops.post_recv = Some(take_receives);
         let real = leak(real);
@@ -72,6 +77,7 @@ pub(crate) fn end(kind: u32, srq: *mut Srq) -> End {
             vector: 0,
             spare: 4,
             armed: Default::default(),
+            has_saved: Default::default(),
             extended: None,
             events: 0,
             async_events: 0,
@@ -156,6 +162,11 @@ impl End {
 
     /// What the program gets when the provider completes this.
     pub(crate) fn polled(&self, wr_id: u64, status: u32, opcode: u32) -> Option<Wc> {
+        Self::completes(wr_id, status, opcode);
+        self.next()
+    }
+
+    fn completes(wr_id: u64, status: u32, opcode: u32) {
         let qp_num = NUMBER;
         COMPLETIONS.with_borrow_mut(|c| {
             c.push_back(Wc {
@@ -166,7 +177,6 @@ impl End {
                 ..Wc::default()
             })
         });
-        self.next()
     }
 
     pub(crate) fn next(&self) -> Option<Wc> {
@@ -258,4 +268,39 @@ fn of_a_packets_number_24_bits_count() {
     }
     let (_, fact) = QpFact::of(e.shadow()).unwrap();
     assert_eq!((fact.rq_psn, fact.sq_psn), (0x12_3456, 0x65_4321));
+}
+
+/// A program that has seen an empty queue arms it, and waits: what was saved in between is an event too.
+#[test]
+fn whoever_arms_a_queue_of_which_something_is_saved_gets_an_event() {
+    let e = end(QPT_RC, null_mut());
+    // SAFETY: plain pointers, and a queue that nobody else uses yet.
+    let channel: &ShadowChannel = unsafe {
+        let channel = leak(ShadowChannel {
+            base: zeroed(),
+            real: null_mut(),
+            bell: Bell::new(libc::eventfd(0, libc::EFD_CLOEXEC)).unwrap(),
+            users: Default::default(),
+            events: Default::default(),
+        });
+        (*e.cq).base.base.channel = channel.cast();
+        &*channel
+    };
+    // SAFETY: never freed.
+    let arm = || assert_eq!(unsafe { req_notify_cq(e.cq.cast(), 0) }, 0);
+    let kicked = || channel.events.lock().kicked.len();
+    arm();
+    assert_eq!(kicked(), 0);
+    e.receive(&[1, 2])
+        .into_iter()
+        .for_each(|n| End::completes(n, WC_SUCCESS, WC_RECV));
+    assert_eq!(e.collect(), 2);
+    arm();
+    assert!(e.next().is_some());
+    arm();
+    assert_eq!(kicked(), 1, "one is enough");
+    channel.events.lock().kicked.clear();
+    assert!(e.next().is_some() && e.next().is_none());
+    arm();
+    assert_eq!(kicked(), 0);
 }

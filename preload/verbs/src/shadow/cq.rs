@@ -5,7 +5,7 @@ use crate::bias::Biased;
 use crate::lock::Lock;
 use belay_ibv::*;
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Release};
 
 /// A completion with all that can be asked of it.
 #[derive(Clone, Copy, Default)]
@@ -56,6 +56,8 @@ pub(crate) struct ShadowCq {
     pub(crate) spare: i32,
     /// The program wants events; it is not known whether it has had its last one.
     pub(crate) armed: AtomicU32,
+    /// Completions are saved. For whoever must not wait for the state: the program may be polling in the extended way.
+    pub(crate) has_saved: AtomicBool,
     /// Of an extended one: what it was made with.
     pub(crate) extended: Option<CqInitAttrEx>,
     /// Events handed out. Behind the base's mutex.
@@ -66,5 +68,24 @@ pub(crate) struct ShadowCq {
 impl ShadowCq {
     pub(crate) fn channel(&self) -> *mut ShadowChannel {
         self.base.base.channel.cast()
+    }
+
+    /// After a change of what is saved.
+    pub(crate) fn note_saved(&self, state: &CqState) {
+        self.has_saved.store(!state.saved.is_empty(), Release);
+    }
+
+    /// Raises an event that the provider knows nothing of.
+    pub(crate) fn kick(&self) {
+        // SAFETY: a channel lives as long as its queues.
+        let Some(channel) = (unsafe { self.channel().as_ref() }) else {
+            return;
+        };
+        let own = std::ptr::from_ref(self).cast_mut();
+        let mut events = channel.events.lock();
+        if !events.kicked.contains(&own) {
+            events.kicked.push_back(own);
+        }
+        channel.bell.ring();
     }
 }
