@@ -18,6 +18,9 @@ pub const LIBRARY: &str = "libbelay_verbs.so";
 /// What a user can do about a device without it.
 pub const WITHOUT: &str = "InfiniBand verbs without Belay's library: launch the job where libbelay_verbs.so is installed and [verbs] in the configuration has `enable = \"auto\"` or `\"on\"`, or let MPI use TCP (UCX_TLS=tcp,sm,self)";
 
+/// What a user can do about connections that librdmacm makes.
+const MANAGER: &str = "connections by librdmacm (rdma_connect, rdma_listen) are not supported yet: let the program exchange the numbers of its queue pairs itself, or use TCP";
+
 /// The kernel's name of anonymous files for events: of completions, and asynchronous ones.
 const EVENTS: &str = "infinibandevent";
 
@@ -26,12 +29,31 @@ pub fn is_mapping(map: &Map) -> bool {
     map.name.as_bytes().starts_with(b"/dev/infiniband/")
 }
 
-/// Whether the character device with this number is one.
-fn is_device(major: u32, minor: u32) -> bool {
-    let of = Path::new("/sys/dev/char").join(format!("{major}:{minor}"));
-    let subsystem = std::fs::canonicalize(of.join("subsystem")).unwrap_or_default();
-    let name = std::fs::canonicalize(&of).unwrap_or_default();
-    subsystem.ends_with("infiniband_verbs") || name.ends_with("misc/rdma_cm")
+/// A device in `/dev/infiniband`.
+#[derive(Debug, PartialEq)]
+enum Device {
+    /// `uverbsN`.
+    Verbs,
+    /// `rdma_cm`.
+    Manager,
+}
+
+impl Device {
+    /// The character device with this number, by the directory that describes all of them.
+    fn find(all: &Path, (major, minor): (u32, u32)) -> Option<Self> {
+        let of = all.join(format!("{major}:{minor}"));
+        let subsystem = std::fs::canonicalize(of.join("subsystem")).unwrap_or_default();
+        let name = std::fs::canonicalize(&of).unwrap_or_default();
+        match (subsystem.ends_with("infiniband_verbs"), name.ends_with("misc/rdma_cm")) {
+            (true, _) => Some(Device::Verbs),
+            (_, true) => Some(Device::Manager),
+            _ => None,
+        }
+    }
+
+    fn numbered(major: u32, minor: u32) -> Option<Self> {
+        Self::find(Path::new("/sys/dev/char"), (major, minor))
+    }
 }
 
 /// A device, or where its events are heard.
@@ -50,12 +72,17 @@ impl Kind for Infiniband {
     fn recognise(look: &Look<'_>) -> bool {
         match look {
             Look::Anonymous(name) => *name == EVENTS,
-            Look::Device(major, minor) => is_device(*major, *minor),
+            Look::Device(major, minor) => Device::numbered(*major, *minor).is_some(),
             _ => false,
         }
     }
 
     fn capture(s: &mut Session<'_>, seen: &Candidate<'_>) -> Result<DeviceState, Fault> {
+        if let Look::Device(major, minor) = seen.look {
+            if Device::numbered(major, minor) == Some(Device::Manager) {
+                return refuse(MANAGER);
+            }
+        }
         let pid = s.found[seen.id].holder.pid;
         // Children that have inherited it do without: who has opened it comes first.
         let mut holders = s.processes.iter().filter(|p| p.pid == pid);
@@ -71,4 +98,30 @@ impl Kind for Infiniband {
 
     nothing!(survey, finish, contents, check, check_part, numbers, ways, prepare, join, refill);
     nothing!(install, install_late, settle, install_own, complete);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn the_connection_manager_is_no_adapter() {
+        let sys = std::env::temp_dir().join(format!("belay-char-{}", std::process::id()));
+        let put = |name: &str, (device, subsystem): (&str, &str)| {
+            let [device, subsystem] = [device, subsystem].map(|p| sys.join(p));
+            std::fs::create_dir_all(&device).unwrap();
+            std::fs::create_dir_all(&subsystem).unwrap();
+            symlink(subsystem, device.join("subsystem")).unwrap();
+            symlink(device, sys.join(name)).unwrap();
+        };
+        put("231:192", ("pci/infiniband_verbs/uverbs0", "class/infiniband_verbs"));
+        put("10:121", ("virtual/misc/rdma_cm", "class/misc"));
+        put("10:200", ("virtual/misc/tun", "class/misc"));
+        let found = |number| Device::find(&sys, number);
+        assert_eq!(found((231, 192)), Some(Device::Verbs));
+        assert_eq!(found((10, 121)), Some(Device::Manager));
+        assert_eq!((found((10, 200)), found((1, 3))), (None, None));
+        std::fs::remove_dir_all(sys).unwrap();
+    }
 }

@@ -158,3 +158,9 @@ unsafe extern "C" fn efadv_query_device(_: *mut Context, _: *mut Opaque, _: u32)
 unsafe extern "C" fn mlx5dv_open_device(_: *mut Device, _: *mut Opaque) -> *mut Context {
     none(libc::EOPNOTSUPP)
 }
+
+/// librdmacm's: connections that the kernel makes are not made again. UCX does without.
+#[no_mangle]
+unsafe extern "C" fn rdma_create_event_channel() -> *mut Opaque {
+    none(libc::EOPNOTSUPP)
+}
