@@ -337,13 +337,15 @@ unsafe fn make_tables(world: &World, heard: Heard) -> Tables {
             .facts(kind)
             .filter_map(|(n, f)| Some((QpName::parse(n)?, NameFact::decode(f)?)))
         {
-            t.back.insert(
-                QpName {
-                    port: fact.port,
-                    number: fact.number,
-                },
-                name,
-            );
+            if kind != b"n" {
+                t.back.insert(
+                    QpName {
+                        port: fact.port,
+                        number: fact.number,
+                    },
+                    name,
+                );
+            }
             t.names.insert(name, fact);
             if ports.contains(&name.port) {
                 t.reserved.insert(name.number);

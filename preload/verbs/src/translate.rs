@@ -57,7 +57,7 @@ pub(crate) type Place = (PortName, PortName);
 pub(crate) struct Tables {
     /// Queue pairs by their names.
     pub(crate) names: HashMap<QpName, NameFact>,
-    /// Their names by the real ones.
+    /// By the real names of those that may be called without a connection, which all processes hear of: their names.
     pub(crate) back: HashMap<QpName, QpName>,
     pub(crate) places: Places,
     /// Numbers that are names at this process's ports.
@@ -211,10 +211,13 @@ fn suits_everywhere(c: &ShadowContext, t: &Tables, number: u32) -> bool {
     places.all(|p| t.places.suits(p, number))
 }
 
-/// Whether a new queue pair of this context may have the number, which is its real one.
+/// Whether a new queue pair of this context may have the number, which is its real one. Not where others take it for the
+/// real one of a queue pair of before, which is gone.
 pub(crate) fn number_is_free(c: &ShadowContext, number: u32) -> bool {
     let Some(t) = tables() else { return true };
-    !t.reserved.contains(&number) && suits_everywhere(c, t, number)
+    let taken = |port| t.back.contains_key(&QpName { port, number });
+    let has_been = c.today.lock().iter().flat_map(Port::names).any(taken);
+    !has_been && !t.reserved.contains(&number) && suits_everywhere(c, t, number)
 }
 
 /// Where a queue pair is today.
@@ -224,17 +227,32 @@ pub(crate) struct Real {
     pub(crate) number: u32,
 }
 
-/// Where the queue pair is that a program calls so. None for a group, and for what nobody has told of.
-pub(crate) fn find(port: PortName, number: u32) -> Option<Real> {
-    let t = tables()?;
-    if let Some(n) = t.names.get(&QpName { port, number }) {
-        return Some(Real {
-            port: n.port,
-            number: n.number,
-        });
+/// No queue pair has this number: it is that of groups, which have addresses of their own.
+const NOBODY: u32 = 0xff_ffff;
+
+impl Tables {
+    /// Where the queue pair is that a program calls so. None for a group, and for what nobody has told of.
+    fn find(&self, port: PortName, number: u32) -> Option<Real> {
+        if let Some(n) = self.names.get(&QpName { port, number }) {
+            return Some(Real {
+                port: n.port,
+                number: n.number,
+            });
+        }
+        let now = self.places.now(port, number);
+        // The name is of somebody who is gone. Who has the number there today is called otherwise.
+        let there = QpName {
+            port: now.unwrap_or(port),
+            number,
+        };
+        if self.back.contains_key(&there) {
+            return Some(Real {
+                port: there.port,
+                number: NOBODY,
+            });
+        }
+        Some(Real { port: now?, number })
     }
-    let port = t.places.now(port, number)?;
-    Some(Real { port, number })
 }
 
 /// What the program calls the queue pair that is there today.
@@ -266,7 +284,7 @@ pub(crate) fn address(c: &ShadowContext, attr: &AhAttr, number: u32) -> (AhAttr,
     let found = if group {
         None
     } else {
-        find(PortName::addressed(attr, then.ethernet), number)
+        tables().and_then(|t| t.find(PortName::addressed(attr, then.ethernet), number))
     };
     if let Some(real) = found {
         if then.ethernet {
@@ -393,5 +411,28 @@ mod tests {
         assert_eq!(places.now(PortName(gid(2).raw), 77), Some(PortName(gid(6).raw)));
         assert_eq!(places.then(PortName(gid(6).raw), 77), Some(PortName(gid(2).raw)));
         assert_eq!(places.gid(place, |g| g.1 == gid(5)), Some((gid(1), gid(5))));
+    }
+    #[test]
+    fn who_has_the_number_of_a_dead_one_does_not_get_its_datagrams() {
+        let [then, now, other] = [1, 2, 3].map(PortName::lid);
+        let mut t = Tables {
+            places: Places::new(BTreeMap::from([((then, now), Vec::new())])),
+            ..Tables::default()
+        };
+        let lives = QpName { port: then, number: 10 };
+        let fact = NameFact {
+            port: now,
+            number: 77,
+            received: 0,
+        };
+        t.names.insert(lives, fact);
+        t.back.insert(QpName { port: now, number: 77 }, lives);
+        let found = |port, number| t.find(port, number).map(|r| (r.port, r.number));
+        assert_eq!(found(then, 10), Some((now, 77)));
+        assert_eq!(found(then, 77), Some((now, NOBODY)));
+        // Of a port that is gone, whose name is today's of another.
+        assert_eq!(found(now, 77), Some((now, NOBODY)));
+        assert_eq!(found(then, 11), Some((now, 11)));
+        assert_eq!(found(other, 77), None);
     }
 }
