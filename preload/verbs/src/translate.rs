@@ -130,6 +130,11 @@ impl Places {
         Some(group[share(number, group.len())])
     }
 
+    /// Among how many the numbers at this place are shared out.
+    fn sharers(&self, place: Place) -> usize {
+        self.together.get(&place).map_or(1, |group| group.len())
+    }
+
     /// Whether a new queue pair at this place may have the number. Nobody has told of one that is not known.
     pub(crate) fn suits(&self, place: Place, number: u32) -> bool {
         self.with(place, number).is_none_or(|own| own == place)
@@ -190,25 +195,49 @@ pub(crate) fn use_keys_of(q: &ShadowQp, port: PortName) {
     q.peer_keys.store(keys.unwrap_or(null_mut()), Release);
 }
 
-/// Whether a new region of this context may have these keys.
+/// Numbers that are tried for each place among which they are shared out: more than it takes.
+const TRIES: usize = 512;
+
+/// Of so many numbers one is free, where so many are taken.
+fn most(c: &ShadowContext, t: &Tables, taken: usize) -> usize {
+    let among: usize = places_of(c).into_iter().map(|p| t.places.sharers(p)).product();
+    taken + TRIES * among
+}
+
+/// So many queue pairs are made at most until one has a number that is free.
+pub(crate) fn most_numbers(c: &ShadowContext) -> usize {
+    tables().map_or(0, |t| most(c, t, t.reserved.len() + t.back.len()))
+}
+
+/// The same of regions and their keys.
+pub(crate) fn most_keys(c: &ShadowContext) -> usize {
+    let Some(t) = tables() else { return 0 };
+    let keys = t.keys.lock();
+    let at_ports = c.ports().iter().filter_map(|p| keys.get(&p.name(0)));
+    most(c, t, at_ports.map(|k| k.len()).sum::<usize>() + c.lkeys())
+}
+
+/// Whether a new region of this context may have these keys. One that is not for peers has 0 for theirs with some adapters.
 pub(crate) fn keys_are_free(c: &ShadowContext, lkey: u32, rkey: u32) -> bool {
     let Some(t) = tables() else { return true };
     let keys = t.keys.lock();
     let known = |p: &Port| keys.get(&p.name(0)).is_some_and(|k| k.contains_key(&rkey));
     // However an adapter counts, the next one is as good as any.
     let mixed = rkey.wrapping_mul(0x9e37_79b9) >> 16;
-    c.lkey(lkey) == lkey && !c.ports().iter().any(known) && suits_everywhere(c, t, mixed)
+    let for_peers = || !c.ports().iter().any(known) && suits_everywhere(c, t, mixed);
+    c.lkey(lkey) == lkey && (rkey == 0 || for_peers())
+}
+
+/// The places of a context's ports.
+fn places_of(c: &ShadowContext) -> Vec<Place> {
+    let today = c.today.lock();
+    let both = c.ports().iter().zip(today.iter());
+    both.map(|(then, now)| (then.name(0), now.name(0))).collect()
 }
 
 /// Whether a new object of this context may have the number, at all its ports.
 fn suits_everywhere(c: &ShadowContext, t: &Tables, number: u32) -> bool {
-    let today = c.today.lock();
-    let mut places = c
-        .ports()
-        .iter()
-        .zip(today.iter())
-        .map(|(then, now)| (then.name(0), now.name(0)));
-    places.all(|p| t.places.suits(p, number))
+    places_of(c).into_iter().all(|p| t.places.suits(p, number))
 }
 
 /// Whether a new queue pair of this context may have the number, which is its real one. Not where others take it for the

@@ -1,12 +1,13 @@
 //! Protection domains, thread domains and memory regions.
 
-use super::{enter, none};
+use super::{enter, make_fitting, none};
 use crate::gate::Call;
 use crate::real::real;
 use crate::shadow::{free, strike, ShadowContext, ShadowMr, ShadowPd, WORLD};
-use crate::translate::keys_are_free;
+use crate::translate::{keys_are_free, most_keys};
 use belay_ibv::*;
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicU8;
 
 /// Keeps a new domain.
 unsafe fn keep_pd(context: *mut Context, real: *mut Pd, parent: *mut ShadowPd) -> *mut Pd {
@@ -126,25 +127,21 @@ unsafe fn fill(at: usize, bytes: usize, filled: &mut Vec<(usize, usize)>) {
     }
 }
 
-/// Registrations that are made until one has a number that is free.
-const TRIES: usize = 64;
+/// What regions cover that are held for their keys.
+static SMALL: AtomicU8 = AtomicU8::new(0);
+/// Their rights: some adapters give keys for peers to those only that peers may use.
+const SMALL_ACCESS: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE;
 
 /// Registers memory for a new region: its keys are those that the program sees, so they must not be names of old ones.
 unsafe fn register_new((c, pd): (&ShadowContext, *mut Pd), addr: *mut Opaque, length: usize, iova: u64, access: u32) -> *mut Mr {
-    let mut unfit = Vec::new();
-    let mut mr = register(pd, addr, length, iova, access);
-    while !mr.is_null() && !keys_are_free(c, (*mr).lkey, (*mr).rkey) {
-        unfit.push(mr);
-        mr = if unfit.len() < TRIES {
-            register(pd, addr, length, iova, access)
-        } else {
-            none(libc::ENOMEM)
-        };
-    }
-    for one in unfit {
-        (real().ibv_dereg_mr)(one);
-    }
-    mr
+    let small = SMALL.as_ptr();
+    make_fitting(
+        most_keys(c),
+        || register(pd, addr, length, iova, access),
+        || register(pd, small.cast(), 1, small as u64, SMALL_ACCESS),
+        |mr| (real().ibv_dereg_mr)(mr),
+        |mr| keys_are_free(c, (*mr).lkey, (*mr).rkey),
+    )
 }
 
 unsafe fn make_mr(pd: *mut Pd, addr: *mut Opaque, length: usize, iova: u64, access: u32) -> *mut Mr {

@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 use super::event::drop_events;
-use super::{enter, keeps, none};
+use super::{enter, keeps, make_fitting, none};
 use crate::gate::Call;
 use crate::names::{port_of, PortName};
 use crate::path::{collect, extend_qp, forget_saved, send_operations};
@@ -9,7 +9,7 @@ use crate::real::real;
 use crate::shadow::{
     await_acknowledged, free, strike, ShadowContext, ShadowCq, ShadowPd, ShadowQp, ShadowSrq, Shown, CONDITION, MUTEX, WORLD,
 };
-use crate::translate::{self, is_identity, number_is_free};
+use crate::translate::{self, is_identity, most_numbers, number_is_free};
 use belay_ibv::*;
 use std::mem::zeroed;
 use std::ptr::{addr_of_mut, null_mut};
@@ -53,21 +53,24 @@ pub(crate) unsafe fn real_init_ex(init: &QpInitAttrEx) -> QpInitAttrEx {
     }
 }
 
-/// Queue pairs that are made until one has a number that is free.
-const TRIES: usize = 512;
-
 /// Makes a real queue pair whose number the program may see.
-unsafe fn make_new(c: &ShadowContext, mut make: impl FnMut() -> *mut Qp) -> *mut Qp {
-    let mut unfit = Vec::new();
-    let mut made = make();
-    while !made.is_null() && !number_is_free(c, (*made).qp_num) {
-        unfit.push(made);
-        made = if unfit.len() < TRIES { make() } else { none(libc::ENOMEM) };
-    }
-    for one in unfit {
-        (real().ibv_destroy_qp)(one);
-    }
-    made
+unsafe fn make_new(c: &ShadowContext, (domain, plain): (*mut Pd, &QpInitAttr), make: impl FnMut() -> *mut Qp) -> *mut Qp {
+    let mut small = QpInitAttr {
+        srq: null_mut(),
+        cap: QpCap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        },
+        ..*plain
+    };
+    let make_small = || (real().ibv_create_qp)(domain, &mut small);
+    let destroy = |qp| (real().ibv_destroy_qp)(qp);
+    make_fitting(most_numbers(c), make, make_small, destroy, |qp| {
+        number_is_free(c, (*qp).qp_num)
+    })
 }
 
 /// So much, and places for markers.
@@ -80,13 +83,13 @@ pub(crate) fn roomy(cap: &QpCap, spare: u32) -> QpCap {
 
 /// Makes a real queue pair with a place for a marker, where it is of a kind that needs one; without, where its device has
 /// no room. It, and the places that it has besides the program's.
-unsafe fn make_roomy(c: &ShadowContext, kind: u32, mut make: impl FnMut(u32) -> *mut Qp) -> (*mut Qp, u32) {
-    let spare = u32::from(kind == QPT_RC);
-    let made = make_new(c, || make(spare));
+unsafe fn make_roomy(c: &ShadowContext, plain: (*mut Pd, &QpInitAttr), mut make: impl FnMut(u32) -> *mut Qp) -> (*mut Qp, u32) {
+    let spare = u32::from(plain.1.qp_type == QPT_RC);
+    let made = make_new(c, plain, || make(spare));
     if !made.is_null() || spare == 0 {
         return (made, spare);
     }
-    (make_new(c, || make(0)), 0)
+    (make_new(c, plain, || make(0)), 0)
 }
 
 /// What the program is told of what the provider has made.
@@ -138,7 +141,8 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *mut Q
     }
     let mut own = real_init(&*init);
     let domain = (*pd.cast::<ShadowPd>()).real;
-    let (made, spare) = make_roomy(ShadowContext::of((*pd).context), own.qp_type, |spare| {
+    let plain = own;
+    let (made, spare) = make_roomy(ShadowContext::of((*pd).context), (domain, &plain), |spare| {
         own.cap = roomy(&(*init).cap, spare);
         (real().ibv_create_qp)(domain, &mut own)
     });
@@ -167,15 +171,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut Context, init: *mut Q
         return none(libc::EOPNOTSUPP);
     }
     let mut own = real_init_ex(i);
-    let (made, spare) = make_roomy(c, own.qp_type, |spare| {
-        own.cap = roomy(&i.cap, spare);
-        make(c.real, &mut own)
-    });
-    if made.is_null() {
-        return null_mut();
-    }
-    i.cap = without(&own.cap, spare);
-    let plain = QpInitAttr {
+    let mut plain = QpInitAttr {
         qp_context: i.qp_context,
         send_cq: i.send_cq,
         recv_cq: i.recv_cq,
@@ -184,6 +180,15 @@ pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut Context, init: *mut Q
         qp_type: i.qp_type,
         sq_sig_all: i.sq_sig_all,
     };
+    let (made, spare) = make_roomy(c, (own.pd, &real_init(&plain)), |spare| {
+        own.cap = roomy(&i.cap, spare);
+        make(c.real, &mut own)
+    });
+    if made.is_null() {
+        return null_mut();
+    }
+    i.cap = without(&own.cap, spare);
+    plain.cap = i.cap;
     keep(i.pd, &plain, Some(*i), (made, spare))
 }
 

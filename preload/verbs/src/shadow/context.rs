@@ -81,6 +81,12 @@ impl ShadowContext {
         keys.and_then(|k| k.get(&key)).copied().unwrap_or(key)
     }
 
+    /// How many regions have other keys.
+    pub(crate) fn lkeys(&self) -> usize {
+        // SAFETY: never freed.
+        unsafe { self.lkeys.load(Acquire).as_ref() }.map_or(0, |k| k.len())
+    }
+
     /// The ports as the program sees them.
     pub(crate) fn ports(&self) -> &[Port] {
         // SAFETY: never freed.
