@@ -75,12 +75,24 @@ unsafe fn make_roomy(shadow: *mut ShadowCq, make: impl Fn() -> *mut Cq) -> *mut 
     make()
 }
 
+/// The vector that stands for one of the device that the program has opened, which may have had more.
+fn vector_today(vector: Int, then: Int, now: Int) -> Int {
+    match (0..then).contains(&vector) {
+        true => vector % now.max(1),
+        false => vector,
+    }
+}
+
+unsafe fn real_vector(c: &ShadowContext, vector: Int) -> Int {
+    vector_today(vector, (*c.program()).num_comp_vectors, (*c.real).num_comp_vectors)
+}
+
 /// Makes the real queue of a plain shadow, with room for the program's `cqe`.
 pub(crate) unsafe fn make_plain(shadow: *mut ShadowCq, cqe: Int) -> *mut Cq {
     let base = &(*shadow).base.base;
     let c = ShadowContext::of(base.context);
-    let cqe = with_spare(cqe, (*shadow).spare);
-    (real().ibv_create_cq)(c.real, cqe, keeps(shadow), real_channel(base.channel), (*shadow).vector)
+    let (cqe, vector) = (with_spare(cqe, (*shadow).spare), real_vector(c, (*shadow).vector));
+    (real().ibv_create_cq)(c.real, cqe, keeps(shadow), real_channel(base.channel), vector)
 }
 
 #[no_mangle]
@@ -107,6 +119,7 @@ pub(crate) unsafe fn make_extended(shadow: *mut ShadowCq, attr: &CqInitAttrEx, c
         cqe: with_spare(cqe, (*shadow).spare) as u32,
         cq_context: keeps(shadow),
         channel: real_channel(attr.channel),
+        comp_vector: real_vector(c, attr.comp_vector as Int) as u32,
         comp_mask: attr.comp_mask & !CQ_INIT_ATTR_MASK_PD,
         parent_domain: null_mut(),
         ..*attr
@@ -190,4 +203,18 @@ unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> Int {
     });
     free(shadow);
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_with_fewer_vectors_takes_the_queues_of_one_with_more() {
+        let today = |vector| vector_today(vector, 8, 3);
+        assert_eq!([0, 2, 3, 7].map(today), [0, 2, 0, 1]);
+        // What was never one is refused by the provider.
+        assert_eq!([-1, 8].map(today), [-1, 8]);
+        assert_eq!(vector_today(7, 8, 8), 7);
+    }
 }
