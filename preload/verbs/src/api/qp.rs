@@ -243,6 +243,15 @@ fn note(shown: &mut Shown, attr: &QpAttr, mask: i32) {
     }
 }
 
+/// Whether a queue pair gets a right that the program does not give it: markers are writes without data, for which it is
+/// needed all the same. At first, and as long as it has it from here: rights that are given later take the place of all
+/// before. A right of the program's own goes when the program takes it.
+fn adds_write(kind: u32, attr: &QpAttr, mask: Int, added: bool) -> bool {
+    let first = mask & QP_STATE != 0 && attr.qp_state == QPS_INIT;
+    let given = mask & QP_ACCESS_FLAGS != 0 && attr.qp_access_flags & ACCESS_REMOTE_WRITE == 0;
+    kind == QPT_RC && given && (first || added)
+}
+
 #[no_mangle]
 unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, mask: Int) -> Int {
     let _call = enter!((*qp).context, (real().ibv_modify_qp)(qp, attr, mask));
@@ -254,12 +263,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, mask: Int) ->
         q.leaving.store(false, Release);
     }
     let mut own = *attr;
-    // Markers are writes without data, for which a right is needed all the same.
-    let adds = mask & QP_ACCESS_FLAGS != 0
-        && mask & QP_STATE != 0
-        && own.qp_state == QPS_INIT
-        && q.kind() == QPT_RC
-        && own.qp_access_flags & ACCESS_REMOTE_WRITE == 0;
+    let adds = adds_write(q.kind(), &own, mask, q.shown.lock().write_added);
     if adds {
         own.qp_access_flags |= ACCESS_REMOTE_WRITE;
     }
@@ -410,4 +414,34 @@ unsafe extern "C" fn ibv_query_ece(qp: *mut Qp, options: *mut Opaque) -> Int {
     let _call = enter!((*qp).context, (real().ibv_query_ece)(qp, options));
     std::ptr::write_bytes(options.cast::<u32>(), 0, 3);
     libc::EOPNOTSUPP
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_that_are_given_later_leave_that_of_markers() {
+        let attr = QpAttr {
+            qp_state: QPS_INIT,
+            qp_access_flags: ACCESS_LOCAL_WRITE,
+            ..QpAttr::default()
+        };
+        let later = QpAttr {
+            qp_state: QPS_RTS,
+            ..attr
+        };
+        let both = QP_ACCESS_FLAGS | QP_STATE;
+        assert!(adds_write(QPT_RC, &attr, both, false) && !adds_write(QPT_UC, &attr, both, false));
+        for mask in [QP_ACCESS_FLAGS, both] {
+            assert!(adds_write(QPT_RC, &later, mask, true));
+            assert!(!adds_write(QPT_RC, &later, mask, false), "the program has taken its own");
+        }
+        assert!(!adds_write(QPT_RC, &later, QP_STATE, true));
+        let writes = QpAttr {
+            qp_access_flags: ACCESS_REMOTE_WRITE,
+            ..attr
+        };
+        assert!(!adds_write(QPT_RC, &writes, both, true));
+    }
 }
