@@ -155,7 +155,7 @@ unsafe fn arrived(q: &ShadowQp, wc: &mut Wc) -> bool {
     let first = received(q, wc);
     if !is_identity() && q.kind() == QPT_UD {
         let header = first.filter(|f| f.length as usize >= GRH_BYTES);
-        translate::received(q, wc, header.map(|h| memory_of(&h)));
+        translate::received(q, wc, header.map(|h| memory_of(q.base.base.context, &h)));
     }
     true
 }

@@ -60,15 +60,15 @@ pub(crate) unsafe fn after_fork() {
     ELSEWHERE.reset(Vec::new());
 }
 
-/// Where the memory of a segment is.
+/// Where the memory of a segment is. Two devices may give the same key.
 ///
 /// # Safety
 /// The regions that requests use live.
-pub(crate) unsafe fn memory_of(segment: &Sge) -> *mut u8 {
+pub(crate) unsafe fn memory_of(context: *mut Context, segment: &Sge) -> *mut u8 {
     let found = |all: &[*mut ShadowMr]| {
         all.iter()
             .map(|m| &**m)
-            .find(|m| m.base.lkey == segment.lkey)
+            .find(|m| m.base.context == context && m.base.lkey == segment.lkey)
             .map(|m| (m.base.addr, m.first()))
     };
     match ANY.load(Relaxed).then(|| found(&ELSEWHERE.lock())).flatten() {
@@ -127,5 +127,35 @@ impl ShadowAh {
         let now = found.map_or(number, |f| f.number);
         real.last = (!ah.is_null()).then_some((number, now, ah));
         (ah, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::zeroed;
+    use std::ptr::without_provenance_mut;
+
+    #[test]
+    fn a_key_is_one_of_its_device() {
+        let [one, other] = [8, 16].map(without_provenance_mut::<Context>);
+        // SAFETY: numbers and pointers that are not followed; the regions live until they are not known any more.
+        unsafe {
+            let mut regions = [(one, 0x1000), (other, 0x2000)].map(|(context, addr)| {
+                let mut region: ShadowMr = zeroed();
+                (region.base.context, region.base.lkey) = (context, 0xab_cdef);
+                region.base.addr = without_provenance_mut(addr);
+                region
+            });
+            regions.iter_mut().for_each(ShadowMr::known);
+            let segment = Sge {
+                addr: 5,
+                length: 1,
+                lkey: 0xab_cdef,
+            };
+            let found = [one, other].map(|context| memory_of(context, &segment) as usize);
+            regions.iter_mut().for_each(|r| r.unknown());
+            assert_eq!(found, [0x1005, 0x2005]);
+        }
     }
 }
