@@ -39,6 +39,8 @@ pub(crate) struct Port {
     pub(crate) sm_lid: u16,
     pub(crate) ethernet: bool,
     pub(crate) gids: Vec<GidEntry>,
+    /// Places for GIDs.
+    pub(crate) places: i32,
 }
 
 /// The bits of a packet's number.
@@ -70,6 +72,7 @@ impl Port {
                     sm_lid: attr.sm_lid,
                     ethernet,
                     gids,
+                    places: attr.gid_tbl_len,
                 });
             }
         }
@@ -88,6 +91,14 @@ impl Port {
         let n = (real()._ibv_query_gid_table)(context, all.as_mut_ptr(), GIDS, 0, size_of::<GidEntry>());
         all.truncate(n.max(0) as usize);
         all
+    }
+
+    /// What a place of the table holds, none where it is empty; an error where there is no such place.
+    pub(crate) fn place(&self, index: u32) -> Result<Option<&GidEntry>, Int> {
+        match i64::from(index) < i64::from(self.places) {
+            true => Ok(self.gid(index)),
+            false => Err(libc::EINVAL),
+        }
     }
 
     pub(crate) fn gid(&self, index: u32) -> Option<&GidEntry> {
@@ -279,6 +290,28 @@ impl NameFact {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn beyond_the_table_there_is_no_gid() {
+        let entry = GidEntry {
+            gid: Gid { raw: [7; 16] },
+            gid_index: 1,
+            port_num: 1,
+            gid_type: 0,
+            ndev_ifindex: 0,
+        };
+        let port = Port {
+            number: 1,
+            lid: 1,
+            sm_lid: 1,
+            ethernet: true,
+            gids: vec![entry],
+            places: 3,
+        };
+        assert_eq!(port.place(1), Ok(Some(&entry)));
+        assert_eq!(port.place(2), Ok(None));
+        assert_eq!([3, u32::MAX].map(|i| port.place(i)), [Err(libc::EINVAL); 2]);
+    }
 
     #[test]
     fn facts_travel() {

@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn query_port_sized(context: *mut Context, port: u8
         }
     };
     if let (0, Some(then)) = (error, then(c, port.into())) {
-        ((*attr).lid, (*attr).sm_lid) = (then.lid, then.sm_lid);
+        ((*attr).lid, (*attr).sm_lid, (*attr).gid_tbl_len) = (then.lid, then.sm_lid, then.places);
     }
     error
 }
@@ -87,8 +87,16 @@ unsafe extern "C" fn ibv_query_gid(context: *mut Context, port: u8, index: Int, 
     let Some(then) = then(c, port.into()) else {
         return (real().ibv_query_gid)(c.real, port, index, gid);
     };
-    *gid = then.gid(index as u32).map_or(Gid::default(), |g| g.gid);
-    0
+    match then.place(index as u32) {
+        Ok(found) => {
+            *gid = found.map_or(Gid::default(), |g| g.gid);
+            0
+        }
+        Err(error) => {
+            crate::set_errno(error);
+            -1
+        }
+    }
 }
 
 #[no_mangle]
@@ -105,13 +113,14 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     let Some(then) = then(c, port) else {
         return (real()._ibv_query_gid_ex)(c.real, port, index, entry, flags, size);
     };
-    match then.gid(index) {
+    match then.place(index) {
         _ if flags != 0 || size < size_of::<GidEntry>() => libc::EINVAL,
-        Some(found) => {
+        Ok(Some(found)) => {
             *entry = *found;
             0
         }
-        None => libc::ENODATA,
+        Ok(None) => libc::ENODATA,
+        Err(error) => error,
     }
 }
 

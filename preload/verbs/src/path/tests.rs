@@ -63,6 +63,7 @@ pub(crate) fn end(kind: u32, srq: *mut Srq) -> End {
             sm_lid: 1,
             ethernet: false,
             gids: Vec::new(),
+            places: 1,
         };
         let bell = Bell::new(libc::eventfd(0, libc::EFD_CLOEXEC)).unwrap();
         let context = Box::leak(ShadowContext::with(real, null_mut(), bell, vec![port]));
