@@ -126,12 +126,6 @@ unsafe fn make_all(world: &World) -> Made {
         };
         s.real = (real().ibv_create_srq)((*s.base.pd.cast::<ShadowPd>()).real, &mut init);
         exists("a shared receive queue", s.real)?;
-        if s.attr.srq_limit != 0 {
-            check(
-                "the limit of a shared receive queue",
-                (real().ibv_modify_srq)(s.real, &mut { s.attr }, SRQ_LIMIT),
-            )?;
-        }
     }
     for qp in &world.qps {
         make_qp(*qp)?;
@@ -378,7 +372,15 @@ unsafe fn connect_all(world: &World, heard: Heard) -> Made {
     own_keys(world);
     let t = adopt(make_tables(world, heard));
     for srq in &world.srqs {
-        check("receives of a shared queue", repost_shared(&**srq))?;
+        let s = &**srq;
+        check("receives of a shared queue", repost_shared(s))?;
+        // An empty queue would be below it.
+        if s.attr.srq_limit != 0 {
+            check(
+                "the limit of a shared receive queue",
+                (real().ibv_modify_srq)(s.real, &mut { s.attr }, SRQ_LIMIT),
+            )?;
+        }
     }
     let mut told = Told::default();
     // Of the own ports too: no new key may be one of theirs.

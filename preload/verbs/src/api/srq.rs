@@ -46,7 +46,12 @@ unsafe extern "C" fn ibv_create_srq(pd: *mut Pd, init: *mut SrqInitAttr) -> *mut
         free(shadow);
         return none(libc::ENOMEM);
     };
-    ((*shadow).attr, (*shadow).requests) = ((*init).attr, requests);
+    // A limit is not set here, whatever the program has left in its place.
+    let attr = SrqAttr {
+        srq_limit: 0,
+        ..(*init).attr
+    };
+    ((*shadow).attr, (*shadow).requests) = (attr, requests);
     (*shadow).real = made;
     (*shadow).base.handle = (*made).handle;
     (*shadow).number = real_number(&*shadow);
