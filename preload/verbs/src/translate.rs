@@ -366,13 +366,33 @@ pub(crate) unsafe fn received(q: &ShadowQp, wc: &mut Wc, header: Option<*mut u8>
     }
 }
 
-/// The two GIDs of a header, and whether they are IPv4's: on Ethernet its header may stand at the end of this one.
+/// The length of IPv4's header.
+const IPV4_BYTES: usize = 20;
+
+/// The sum of IPv4's header (RFC 1071): 0 where the header has the right one in it.
+fn checksum(header: &[u8; IPV4_BYTES]) -> u16 {
+    let words = header.chunks_exact(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1]));
+    let sum: u32 = words.sum();
+    !((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+/// IPv4's header, which on Ethernet may stand at the end of this one. What is in front of it then is anything, and may
+/// look like the beginning of one of IPv6: the sum decides, as in the kernel (`ib_get_rdma_header_version`).
+///
+/// # Safety
+/// A whole header can be read.
+unsafe fn ipv4_of(grh: *mut u8) -> Option<*mut [u8; IPV4_BYTES]> {
+    let header = grh.add(GRH_BYTES - IPV4_BYTES).cast::<[u8; IPV4_BYTES]>();
+    let is_one = (*header)[0] == 0x45 && (*grh >> 4 != 6 || checksum(&*header) == 0);
+    is_one.then_some(header)
+}
+
+/// The two GIDs of a header, and whether they are IPv4's.
 ///
 /// # Safety
 /// A whole header can be read.
 pub(crate) unsafe fn ends(grh: *mut u8) -> ((Gid, Gid), bool) {
-    let ipv4 = *grh >> 4 != 6 && *grh.add(20) == 0x45;
-    if !ipv4 {
+    if ipv4_of(grh).is_none() {
         let at = |n: usize| Gid {
             raw: *grh.add(n).cast::<[u8; 16]>(),
         };
@@ -401,6 +421,12 @@ unsafe fn rewrite(grh: *mut u8, then: &Port, now: &Port, sender: Option<Gid>) {
     }
     if let Some(own) = own {
         put(if ipv4 { 36 } else { 24 }, own.gid);
+    }
+    if ipv4 {
+        let header = &mut *grh.add(GRH_BYTES - IPV4_BYTES).cast::<[u8; IPV4_BYTES]>();
+        (header[10], header[11]) = (0, 0);
+        let sum = checksum(header).to_be_bytes();
+        (header[10], header[11]) = (sum[0], sum[1]);
     }
 }
 
@@ -463,5 +489,42 @@ mod tests {
         assert_eq!(found(now, 77), Some((now, NOBODY)));
         assert_eq!(found(then, 11), Some((now, 11)));
         assert_eq!(found(other, 77), None);
+    }
+    #[test]
+    fn what_is_in_front_of_a_header_of_ipv4_is_anything() {
+        let gid = |last: u8| {
+            let mut gid = Gid::default();
+            (gid.raw[10], gid.raw[11]) = (0xff, 0xff);
+            gid.raw[12..].copy_from_slice(&[10, 0, 0, last]);
+            gid
+        };
+        let port = |last| Port {
+            number: 1,
+            lid: 0,
+            sm_lid: 0,
+            ethernet: true,
+            gids: vec![GidEntry {
+                gid: gid(last),
+                gid_index: 0,
+                port_num: 1,
+                gid_type: 2,
+                ndev_ifindex: 0,
+            }],
+            places: 1,
+        };
+        let mut grh = [0x66; GRH_BYTES];
+        // By RFC 1071 the sum is 0x66eb.
+        grh[20..].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0x66, 0xeb, 10, 0, 0, 1, 10, 0, 0, 2]);
+        let at = grh.as_mut_ptr();
+        // SAFETY: a whole header.
+        unsafe {
+            assert_eq!(ends(at), ((gid(1), gid(2)), true));
+            rewrite(at, &port(9), &port(2), Some(gid(8)));
+            assert_eq!(ends(at), ((gid(8), gid(9)), true));
+        }
+        // Without that sum it is the address of a header of IPv6.
+        grh[31] ^= 1;
+        // SAFETY: a whole header.
+        assert!(!unsafe { ends(grh.as_mut_ptr()) }.1);
     }
 }

@@ -64,16 +64,27 @@ static bool is_ipv4(const union ibv_gid *g) {
     return !memcmp(g->raw, head, sizeof head);
 }
 
-// The header of 40 bytes that the receiver finds before the data. RoCE v2 over IPv4 puts that header into the last 20.
+static void put_checksum(uint8_t *ip) {
+    uint32_t sum = 0;
+    for (int i = 0; i < 20; i += 2) sum += (uint32_t)ip[i] << 8 | ip[i + 1];
+    sum = ~((sum & 0xffff) + (sum >> 16));
+    ip[10] = (uint8_t)(sum >> 8);
+    ip[11] = (uint8_t)sum;
+}
+
+// The header of 40 bytes that the receiver finds before the data. RoCE v2 over IPv4 puts that header into the last 20;
+// what is before it is anything, here what looks like one of IPv6.
 static void write_header(struct datagram *d, const union ibv_gid *sgid, bool v2) {
     memset(d->bytes, 0, FV_GRH);
     if (v2 && is_ipv4(sgid)) {
         uint8_t *ip = d->bytes + 20;
+        memset(d->bytes, 0x66, 20);
         ip[0] = 0x45;
         ip[8] = d->to.hop_limit;
         ip[9] = 17;
         memcpy(ip + 12, sgid->raw + 12, 4);
         memcpy(ip + 16, d->to.dgid.raw + 12, 4);
+        put_checksum(ip);
         return;
     }
     struct ibv_grh *g = (struct ibv_grh *)d->bytes;

@@ -40,10 +40,17 @@ static void mapped(union ibv_gid *gid, const uint8_t *ipv4) {
     memcpy(gid->raw + 12, ipv4, 4);
 }
 
-// On Ethernet an IPv4 header may stand in the last 20 bytes of the 40. True for RoCE v2.
+// On Ethernet an IPv4 header may stand in the last 20 bytes of the 40: if its checksum is right, whatever is before it.
+static bool is_ipv4(const uint8_t *raw) {
+    uint32_t sum = 0;
+    for (int i = 20; i < FV_GRH; i += 2) sum += (uint32_t)raw[i] << 8 | raw[i + 1];
+    return raw[20] == 0x45 && ((sum & 0xffff) + (sum >> 16)) == 0xffff;
+}
+
+// True for RoCE v2.
 static bool ends(const struct ibv_grh *grh, union ibv_gid *from, union ibv_gid *to) {
     const uint8_t *raw = (const uint8_t *)grh;
-    if (raw[0] >> 4 != 6 && raw[20] == 0x45) {
+    if (is_ipv4(raw)) {
         mapped(from, raw + 32);
         mapped(to, raw + 36);
         return true;
@@ -65,7 +72,8 @@ int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port, struct ibv_wc
     bool v2 = ends(grh, &from, &to);
     int index = index_of(context, &to, v2);
     if (index < 0) return -1;
-    uint32_t flow = ntohl(grh->version_tclass_flow);
+    const uint8_t *raw = (const uint8_t *)grh;
+    uint32_t flow = is_ipv4(raw) ? (uint32_t)raw[21] << 20 : ntohl(grh->version_tclass_flow);
     a->is_global = 1;
     a->grh.dgid = from;
     a->grh.sgid_index = (uint8_t)index;

@@ -136,6 +136,13 @@ static void sent(const struct ibv_wc *wc) {
     reply_to[slot] = NULL;
 }
 
+// A header of IPv4, with the right checksum, in the last 20 bytes.
+static int is_ipv4(const uint8_t *raw) {
+    uint32_t sum = 0;
+    for (int i = 20; i < GRH; i += 2) sum += (uint32_t)raw[i] << 8 | raw[i + 1];
+    return raw[20] == 0x45 && ((sum & 0xffff) + (sum >> 16)) == 0xffff;
+}
+
 // The header of 40 bytes is there when the completion says so, and names both ends.
 static void check_header(const struct ibv_wc *wc, const struct ibv_grh *grh, const struct datagram *d) {
     if (port.gid_index < 0 && d->kind != TO_ALL) {
@@ -146,7 +153,7 @@ static void check_header(const struct ibv_wc *wc, const struct ibv_grh *grh, con
     CHECK(wc->wc_flags & IBV_WC_GRH);
     if (d->kind == TO_ALL) return;
     const uint8_t *raw = (const uint8_t *)grh;
-    int ipv4 = raw[0] >> 4 != 6 && raw[20] == 0x45;
+    int ipv4 = is_ipv4(raw);
     CHECK(!memcmp(ipv4 ? raw + 32 : grh->sgid.raw, told[d->from].at.gid.raw + (ipv4 ? 12 : 0), ipv4 ? 4 : 16));
     CHECK(!memcmp(ipv4 ? raw + 36 : grh->dgid.raw, port.gid.raw + (ipv4 ? 12 : 0), ipv4 ? 4 : 16));
 }

@@ -65,14 +65,21 @@ unsafe fn address_of_sender(c: &ShadowContext, port: u8, wc: &Wc, grh: *const Gr
         .gids
         .iter()
         .find(|g| g.gid == to && (g.gid_type == GID_TYPE_ROCE_V2) == v2)?;
-    let flow = u32::from_be((*grh).version_tclass_flow);
+    let (flow_label, traffic_class) = match ipv4 {
+        // IPv4 has no label; its header begins in the middle of this one.
+        true => (0, *grh.cast::<u8>().add(21)),
+        false => {
+            let flow = u32::from_be((*grh).version_tclass_flow);
+            (flow & 0xf_ffff, (flow >> 20) as u8)
+        }
+    };
     attr.is_global = 1;
     attr.grh = GlobalRoute {
         dgid: from,
-        flow_label: flow & 0xf_ffff,
+        flow_label,
         sgid_index: entry.gid_index as u8,
         hop_limit: 0xff,
-        traffic_class: (flow >> 20) as u8,
+        traffic_class,
     };
     Some(attr)
 }
