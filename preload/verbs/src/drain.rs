@@ -121,6 +121,7 @@ pub(crate) fn after_fork() {
         STATE.reset(None);
         WORLD.reset(World::default());
         crate::shadow::after_fork();
+        crate::around::after_fork();
     }
 }
 
@@ -156,6 +157,12 @@ pub(crate) fn close(order: u32, round: u32, heard: u64, limit: Duration) -> Answ
         };
         // SAFETY: on the list, so they live.
         world.contexts.iter().for_each(|c| unsafe { (**c).look_again() });
+        // SAFETY: as above.
+        if let Some(fd) = unsafe { crate::around::find(&world) } {
+            return Answer::Refused(format!(
+                "descriptor {fd} is of an adapter that was opened around belay's library: let what did so not use the verbs (NCCL: NCCL_IB_DISABLE=1)"
+            ));
+        }
     } else if round > 1 && heard.sum(BUSY) == Some(0) {
         state.told = Told::default();
         // SAFETY: nobody else is inside.

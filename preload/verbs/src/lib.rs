@@ -16,6 +16,7 @@
 //! | `names` | how ports and queue pairs are called |
 //! | `translate` | from the names that programs have to those of today, and back |
 //! | `rebuild`, `made_up` | making everything again after a restart, and completions that no device gives |
+//! | `around` | devices that were opened around the library |
 //! | `real` | libibverbs' own functions |
 //! | `heap` | memory of the library's own: nobody waits at the gate with its lock |
 //!
@@ -30,6 +31,7 @@
 
 mod api;
 mod arch;
+mod around;
 mod bias;
 mod control;
 mod drain;
