@@ -66,3 +66,15 @@ pub fn wait(pid: i32) -> io::Result<i32> {
         }
     }
 }
+
+/// The process group of this process; 0 where its leader is in another PID namespace.
+pub fn group() -> i32 {
+    // SAFETY: has no preconditions.
+    unsafe { libc::getpgrp() }
+}
+
+/// Asks to be in process group `group`, as this process is.
+pub fn stay_in_group(group: i32) {
+    // SAFETY: takes numbers only, and changes nothing.
+    unsafe { libc::setpgid(0, group) };
+}

@@ -19,7 +19,7 @@ use belay_kernel::numbers;
 use rustix::fs::{Access, AtFlags, MemfdFlags, Mode, OFlags, StatVfsMountFlags, CWD};
 use rustix::io::{fcntl_getfd, FdFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::process::{getpgrp, Pid};
+use rustix::process::Pid;
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use std::io;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -34,7 +34,7 @@ pub fn terminal_group() -> Option<i32> {
 /// If this process's group has the terminal, gives it to process group `group`.
 pub fn hand_over_terminal(group: i32) {
     let Ok(tty) = std::fs::File::open("/dev/tty") else { return };
-    if tcgetpgrp(&tty).ok() == Some(getpgrp()) {
+    if tcgetpgrp(&tty).is_ok_and(|group| group.as_raw_nonzero().get() == belay_kernel::process::group()) {
         // A group that is gone leaves the terminal where it is.
         let _ = Pid::from_raw(group).map(|group| tcsetpgrp(&tty, group));
     }

@@ -3,8 +3,8 @@
 use super::{Disposition, SignalSet};
 use belay_kernel::{process, signals};
 use rustix::process::{
-    getpgrp, getppid, getrlimit, set_child_subreaper, set_dumpable_behavior, setpgid, setrlimit, waitid, DumpableBehavior, Pid,
-    Resource, Rlimit, WaitId, WaitIdOptions,
+    getppid, getrlimit, set_child_subreaper, set_dumpable_behavior, setrlimit, waitid, DumpableBehavior, Pid, Resource, Rlimit,
+    WaitId, WaitIdOptions,
 };
 use rustix::thread::{set_capabilities, CapabilitySet, CapabilitySets};
 use std::io;
@@ -55,7 +55,7 @@ pub fn parent() -> i32 {
 /// When this returns, every signal to a process group that another process in it has received already was also sent to
 /// this process: the kernel sends to all members under the lock that `setpgid` takes, whether it succeeds or not.
 pub fn group_barrier() {
-    let _ = setpgid(None, Some(getpgrp()));
+    process::stay_in_group(process::group());
 }
 
 /// Gives up the capabilities that the program file has brought, and becomes a process again that its children may look
