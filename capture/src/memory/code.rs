@@ -103,7 +103,7 @@ impl Code {
             };
             let open = identities.file(want.path.as_os_str()).filter(|_| held.is_none());
             // It was there when its mappings were looked at.
-            let is_lost = || open.is_some() && !leads_to(want.path.as_path(), seen);
+            let is_lost = || seen.is_some() && !leads_to(want.path.as_path(), seen);
             let needed = held.is_some() || is_lost();
             if !needed && (!all || restored(want.path.as_path())) {
                 continue;
