@@ -517,7 +517,7 @@ fn removed_and_open(dir: &str) -> Vec<String> {
     lines
 }
 
-/// Files below `dir` whose paths contain `words`.
+/// Files below `dir` whose paths contain `words`, in the order of their paths.
 pub fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
     let mut out = Vec::new();
     for e in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -527,5 +527,6 @@ pub fn files(dir: &Path, words: &str) -> Vec<PathBuf> {
             _ => {}
         }
     }
+    out.sort();
     out
 }
