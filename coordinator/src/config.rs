@@ -33,6 +33,7 @@
 //!
 //! [gate]                      # libraries in the program that come to rest before a checkpoint
 //! limit = "5s"                # how long that may take
+//! rebuild = "5m"              # how long they may make things again in each step of a restart
 //!
 //! [verbs]                     # the library for InfiniBand in the programs of the job
 //! enable = "auto"             # "off", "auto" where the host has adapters (the default), or "on"
@@ -224,20 +225,30 @@ pub struct Gate {
     /// How long libraries may take to come to rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Time>,
+    /// How long they may take, in each of its steps, to make again what a restart does not bring back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild: Option<Time>,
 }
 
 impl Gate {
-    /// How long they may take.
+    /// How long they may take to come to rest.
     pub fn limit(&self) -> Duration {
         self.limit.map_or(belay_plugins::gate::LIMIT, |t| t.0)
     }
 
+    /// How long they may take to make things again.
+    pub fn rebuild(&self) -> Duration {
+        self.rebuild.map_or(belay_plugins::gate::REBUILD_LIMIT, |t| t.0)
+    }
+
     fn check(&self) -> Result<(), String> {
         let (least, most) = GATE_LIMITS;
-        if (least..=most).contains(&self.limit()) {
-            return Ok(());
+        for (key, time) in [("limit", self.limit()), ("rebuild", self.rebuild())] {
+            if !(least..=most).contains(&time) {
+                return Err(format!("{key}: 1ms to 1h are allowed"));
+            }
         }
-        Err("limit: 1ms to 1h are allowed".into())
+        Ok(())
     }
 }
 
@@ -413,6 +424,7 @@ impl Config {
             let (at, gate) = (Some(gate.span()), gate.into_inner());
             gate.check().map_err(|what| Fault { at, what })?;
             self.gate.limit = gate.limit.or(self.gate.limit);
+            self.gate.rebuild = gate.rebuild.or(self.gate.rebuild);
         }
         if let Some(verbs) = raw.verbs {
             self.verbs.enable = verbs.enable.or(self.verbs.enable);

@@ -563,7 +563,7 @@ fn restart_options(
         any_cpu,
         ends_remains,
         ended: false,
-        gate_limit: description.config.gate.limit(),
+        gate_limit: description.config.gate.rebuild(),
         restorer: belay_kernel::blob::find("belay-restorer")
             .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     })

@@ -7,7 +7,7 @@
 use crate::fail::{Outcome, RestartError};
 use crate::resume::Stopped;
 use belay_image::model::{Job, VmaKind};
-use belay_plugins::gate::{Apart, Gates};
+use belay_plugins::gate::{Apart, Gates, LIMIT};
 use belay_plugins::{Brought, Facts, Group, Rebuilder};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ pub(crate) fn reopen(gates: &mut Option<Gates>, limit: Duration, group: Option<&
         }
         Apart::Group(e) => RestartError::at("reopen together with the other nodes", e),
     })?;
-    for late in gates.take().map(|g| g.open(limit)).unwrap_or_default() {
+    for late in gates.take().map(|g| g.open(limit.min(LIMIT))).unwrap_or_default() {
         tracing::warn!(%late, "the gate is open, and a library has not taken note");
     }
     Ok(begin.elapsed())

@@ -68,12 +68,14 @@ fn the_tree_has_a_fan_out_of_its_own_or_the_usual_one() {
 fn the_gate_has_a_limit_of_its_own_or_the_usual_one() {
     let mut c = Config::default();
     assert_eq!(c.gate.limit(), belay_plugins::gate::LIMIT);
+    assert_eq!(c.gate.rebuild(), belay_plugins::gate::REBUILD_LIMIT);
     c.add("[gate]\nlimit = \"500ms\"").unwrap();
-    c.add("[gate]").unwrap();
+    c.add("[gate]\nrebuild = \"1m\"").unwrap();
     let stored = serde_json::to_string(&c).unwrap();
     let kept: Config = serde_json::from_str(&stored).unwrap();
-    assert_eq!(kept.gate.limit().as_millis(), 500);
+    assert_eq!((kept.gate.limit().as_millis(), kept.gate.rebuild().as_secs()), (500, 60));
     assert!(c.add("[gate]\nlimit = \"2h\"").unwrap_err().what.contains("1ms to 1h"));
+    assert!(c.add("[gate]\nrebuild = \"0s\"").unwrap_err().what.contains("1ms to 1h"));
     assert_eq!(serde_json::from_str::<Config>("{}").unwrap().gate, Gate::default());
 }
 

@@ -29,6 +29,10 @@ use std::time::{Duration, Instant};
 /// How long a checkpoint waits for a library to come to rest, unless the configuration says otherwise.
 pub const LIMIT: Duration = Duration::from_secs(5);
 
+/// How long a restart waits for a library to make again what a restart does not bring back, unless the configuration
+/// says otherwise. An adapter takes a tenth of a second and more for each GiB of memory that is registered with it.
+pub const REBUILD_LIMIT: Duration = Duration::from_secs(300);
+
 /// What is said of a library whose thread has ended.
 const ENDED: &str = "does not answer any more: its thread, which serves the control page, has ended; restart the program from an earlier checkpoint";
 

@@ -331,6 +331,10 @@ impl Page {
             control::REBUILD => "made again what the restart has not",
             _ => "gone on",
         };
+        let key = match control::kind(self.given) {
+            control::REBUILD => "rebuild",
+            _ => "limit",
+        };
         let why = match proc::stat(self.pid) {
             Err(_) => None,
             Ok(s) if s.is_dead() => None,
@@ -342,7 +346,7 @@ impl Page {
                 "has not {what} within {seconds} s: see whether the GPU hangs (nvidia-smi, dmesg)"
             )),
             Ok(_) => Some(format!(
-                "has not {what} within {seconds} s: try again, or give it more time (limit under [gate] in the configuration)"
+                "has not {what} within {seconds} s: try again, or give it more time ({key} under [gate] in the configuration)"
             )),
         };
         match why {

@@ -26,7 +26,8 @@ fn launched(place: &Place, user: User, words: &str) -> Result<Job, Failure> {
     } else {
         "500ms"
     };
-    std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\n")).map_err(|e| format!("write {}: {e}", config.display()))?;
+    std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\nrebuild = \"{limit}\"\n"))
+        .map_err(|e| format!("write {}: {e}", config.display()))?;
     let program = place.programs().join(PROGRAM).display().to_string();
     let argv: Vec<String> = std::iter::once(program)
         .chain(words.split_whitespace().map(str::to_owned))
