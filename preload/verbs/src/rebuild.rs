@@ -91,7 +91,7 @@ unsafe fn make_all(world: &World) -> Made {
         };
         exists("a protection domain", (**pd).real)?;
     }
-    for mr in &world.mrs {
+    for mr in world.mrs.iter() {
         let m = &mut **mr;
         m.real = register_again(
             (*m.base.pd.cast::<ShadowPd>()).real,
@@ -389,7 +389,7 @@ unsafe fn connect_all(world: &World, heard: Heard) -> Made {
         .iter()
         .flat_map(|c| (**c).ports().iter().map(|p| p.name(0)))
         .collect();
-    for mr in &world.mrs {
+    for mr in world.mrs.iter() {
         let m = &**mr;
         for port in ShadowContext::of(m.base.context).ports() {
             let key = [&b"k"[..], &port.name(0).0, &m.base.rkey.to_le_bytes()].concat();

@@ -165,6 +165,7 @@ unsafe fn make_mr(pd: *mut Pd, addr: *mut Opaque, length: usize, iova: u64, acce
         real: mr,
         iova,
         access,
+        place: 0,
     }));
     (*shadow).known();
     WORLD.lock().mrs.push(shadow);
@@ -233,16 +234,39 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> Int {
     let error = (real().ibv_dereg_mr)((*shadow).real);
     if error == 0 {
         (*shadow).unknown();
-        strike(&mut WORLD.lock().mrs, shadow);
+        WORLD.lock().mrs.strike(shadow);
         free(shadow);
     }
     error
 }
 
+/// Segments that are passed on at once.
+const ADVISED: usize = 64;
+
 pub(crate) unsafe extern "C" fn advise_mr(pd: *mut Pd, advice: u32, flags: u32, list: *mut Sge, count: u32) -> Int {
     let _call = Call::enter();
     match ShadowContext::of((*pd).context).extended().and_then(|x| x.as_ref().advise_mr) {
-        Some(advise) => advise((*pd.cast::<ShadowPd>()).real, advice, flags, list, count),
+        Some(advise) => {
+            let c = ShadowContext::of((*pd).context);
+            let none = Sge {
+                addr: 0,
+                length: 0,
+                lkey: 0,
+            };
+            let mut now = [none; ADVISED];
+            for first in (0..count as usize).step_by(ADVISED) {
+                let some = ADVISED.min(count as usize - first);
+                for (i, now) in now[..some].iter_mut().enumerate() {
+                    *now = *list.add(first + i);
+                    now.lkey = c.lkey(now.lkey);
+                }
+                let error = advise((*pd.cast::<ShadowPd>()).real, advice, flags, now.as_mut_ptr(), some as u32);
+                if error != 0 {
+                    return error;
+                }
+            }
+            0
+        }
         None => libc::EOPNOTSUPP,
     }
 }

@@ -21,6 +21,58 @@ pub(crate) struct ShadowMr {
     pub(crate) real: *mut Mr,
     pub(crate) iova: u64,
     pub(crate) access: u32,
+    /// Where it is among the world's.
+    pub(crate) place: usize,
+}
+
+/// Regions in no order, of which there may be very many.
+#[derive(Default)]
+pub(crate) struct Regions(Vec<*mut ShadowMr>);
+
+impl Regions {
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// # Safety
+    /// The region lives until it is struck off.
+    pub(crate) unsafe fn push(&mut self, region: *mut ShadowMr) {
+        (*region).place = self.0.len();
+        self.0.push(region);
+    }
+
+    /// Strikes one off, if it is there.
+    ///
+    /// # Safety
+    /// All that are there live.
+    pub(crate) unsafe fn strike(&mut self, region: *mut ShadowMr) {
+        let place = (*region).place;
+        if self.0.get(place) == Some(&region) {
+            self.0.swap_remove(place);
+            if let Some(last) = self.0.get(place) {
+                (**last).place = place;
+            }
+        }
+    }
+
+    /// Strikes those of a context off.
+    ///
+    /// # Safety
+    /// As for [`Regions::strike`].
+    pub(crate) unsafe fn leave(&mut self, context: *mut Context) {
+        self.0.retain(|m| (**m).base.context != context);
+        for (place, region) in self.0.iter().enumerate() {
+            (**region).place = place;
+        }
+    }
+}
+
+impl std::ops::Deref for Regions {
+    type Target = [*mut ShadowMr];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
 }
 
 /// Regions that have other addresses than their memory. Not the world's list: whoever holds that polls.
@@ -156,6 +208,37 @@ mod tests {
             let found = [one, other].map(|context| memory_of(context, &segment) as usize);
             regions.iter_mut().for_each(|r| r.unknown());
             assert_eq!(found, [0x1005, 0x2005]);
+        }
+    }
+
+    #[test]
+    fn regions_are_struck_off_in_any_order() {
+        let [one, other] = [8, 16].map(without_provenance_mut::<Context>);
+        // SAFETY: pointers that are not followed; the regions live as long as the list.
+        unsafe {
+            let mut made = [one, other, one, other, one].map(|context| {
+                let mut region: ShadowMr = zeroed();
+                region.base.context = context;
+                region
+            });
+            let at = made.as_mut_ptr();
+            let mut list = Regions::new();
+            (0..5).for_each(|i| list.push(at.add(i)));
+            let left = |list: &Regions| {
+                let mut all: Vec<_> = list.iter().map(|m| m.offset_from(at)).collect();
+                all.sort_unstable();
+                all
+            };
+            list.strike(at.add(1));
+            list.strike(at.add(1));
+            assert_eq!(left(&list), [0, 2, 3, 4]);
+            list.strike(at.add(3));
+            assert_eq!(left(&list), [0, 2, 4]);
+            list.push(at.add(3));
+            list.leave(one);
+            assert_eq!(left(&list), [3]);
+            list.strike(at.add(3));
+            assert!(list.is_empty());
         }
     }
 }

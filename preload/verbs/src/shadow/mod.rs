@@ -21,7 +21,7 @@ pub(crate) use context::ShadowContext;
 pub(crate) use cq::{Completion, CqState, ShadowChannel, ShadowCq};
 pub(crate) use device::ShadowDevice;
 pub(crate) use log::{Entry, Log};
-pub(crate) use memory::{after_fork, memory_of, RealAhs, ShadowAh, ShadowMr, ShadowPd};
+pub(crate) use memory::{after_fork, memory_of, RealAhs, Regions, ShadowAh, ShadowMr, ShadowPd};
 pub(crate) use qp::{Building, ShadowQp, Shown, RECEIVE_TAG};
 pub(crate) use srq::{ShadowSrq, SharedLog, SRQ_TAG};
 pub(crate) use table::Table;
@@ -35,7 +35,7 @@ pub(crate) struct World {
     pub(crate) devices: Vec<*mut ShadowDevice>,
     pub(crate) contexts: Vec<*mut ShadowContext>,
     pub(crate) pds: Vec<*mut ShadowPd>,
-    pub(crate) mrs: Vec<*mut ShadowMr>,
+    pub(crate) mrs: Regions,
     pub(crate) channels: Vec<*mut ShadowChannel>,
     pub(crate) cqs: Vec<*mut ShadowCq>,
     pub(crate) srqs: Vec<*mut ShadowSrq>,
@@ -49,7 +49,7 @@ impl World {
     /// All that are on the lists live.
     pub(crate) unsafe fn leave(&mut self, context: *mut belay_ibv::Context) {
         self.pds.retain(|o| (**o).base.context != context);
-        self.mrs.retain(|o| (**o).base.context != context);
+        self.mrs.leave(context);
         self.channels.retain(|o| (**o).base.context != context);
         self.cqs.retain(|o| (**o).base.base.context != context);
         self.srqs.retain(|o| (**o).base.context != context);
@@ -73,7 +73,7 @@ pub(crate) static WORLD: Lock<World> = Lock::new(World {
     devices: Vec::new(),
     contexts: Vec::new(),
     pds: Vec::new(),
-    mrs: Vec::new(),
+    mrs: Regions::new(),
     channels: Vec::new(),
     cqs: Vec::new(),
     srqs: Vec::new(),
