@@ -21,6 +21,7 @@ use crate::rounds::{Heard, Told};
 use crate::settled::done;
 use crate::shadow::{ShadowContext, ShadowPd, ShadowQp, Table, World, WORLD};
 use crate::translate::{self, adopt, tables, Keys, Places, Tables};
+use belay_abi::control::ENTRY;
 use belay_ibv::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{Ordering::Acquire, Ordering::Release};
@@ -30,6 +31,28 @@ const MOST_GIDS: usize = 128;
 
 /// Ports of a job in which everybody is told the keys of all.
 const SMALL_JOB: usize = 64;
+
+/// The longest entry of a key and of a wish, of a port, of a queue pair, and of a region.
+const WISHED: usize = ENTRY + 21;
+const PORT: usize = ENTRY + 33 + 32 * MOST_GIDS + WISHED;
+const NAME: usize = ENTRY + 21 + 28;
+const KEY: usize = ENTRY + 21 + 4;
+
+/// How long, in bytes, what this process will tell and wish in rounds 0 and 1 of a restart is at most.
+///
+/// # Safety
+/// All objects on the lists live.
+pub(crate) unsafe fn will_tell(world: &World) -> [u64; 2] {
+    let ports = |context: *mut Context| ShadowContext::of(context).ports();
+    let of_ports: usize = world.contexts.iter().map(|c| (**c).ports().len() * PORT).sum();
+    let of_qps = world.qps.iter().map(|q| {
+        let names: usize = ports((**q).base.base.context).iter().map(|p| p.gids.len().max(1)).sum();
+        names * NAME + WISHED
+    });
+    let of_regions = world.mrs.iter().map(|m| ports((**m).base.context).len() * KEY);
+    let wishes = WISHED * (world.qps.len() + 2 * world.contexts.len());
+    [of_ports + of_qps.sum::<usize>(), of_regions.sum::<usize>() + wishes].map(|n| n as u64)
+}
 
 /// What was to be made, and why that is not possible.
 type Made = Result<(), String>;

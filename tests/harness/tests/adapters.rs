@@ -398,6 +398,22 @@ fn half_open(place: &Place, user: User, check: &str, restarts: u32) -> Result<()
     job.verdict(false, LIMIT)
 }
 
+/// What a restart could not tell all processes of is refused while the program runs, and the program goes on.
+fn many(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (mut fabric, mut job) = after(place, user, "many", &[])?;
+    is_ready(&mut job)?;
+    let o = job.checkpoint_raw(&[])?;
+    let said = text(&o);
+    let named = said.contains("more queue pairs and memory regions than a restart can tell");
+    want(o.status.code() == Some(80) && named, || format!("{}: {said}", show(o.status)))?;
+    done(&mut job)?;
+    is_ready(&mut job)?;
+    restarted(&mut fabric, &mut job)?;
+    done(&mut job)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// What a checkpoint that is put off has posted takes no place of the program's.
 fn marked(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let (_fabric, mut job) = after(place, user, "marked", &[])?;
@@ -547,6 +563,7 @@ fn main() {
     target.by_user("comes_back_elsewhere", |_| true, comes_back_elsewhere);
     target.by_user("comes_back_by_gid", |_| true, comes_back_by_gid);
     target.by_user("refuses", |_| true, refuses);
+    target.by_user("many", |_| true, many);
     target.by_user("marked", |_| true, marked);
     target.by_user("locked", |_| true, locked);
     target.by_user("unread", |_| true, |p, u, _| goes_on_and_comes_back(p, u, "unread"));

@@ -42,6 +42,18 @@ static void works(void) {
     }
 }
 
+// More regions than a restart could tell the others of, and as many as it can.
+static void many(void) {
+    enum { MANY = 260000, FEW = 20000 };
+    struct ibv_mr **all = V(calloc(MANY, sizeof *all));
+    make_both();
+    for (size_t i = 0; i < MANY; i++) all[i] = V(ibv_reg_mr(a.port.pd, a.memory, 4096, all_access()));
+    await_harness();
+    for (size_t i = FEW; i < MANY; i++) Z(ibv_dereg_mr(all[i]));
+    await_harness();
+    works();
+}
+
 // A checkpoint that is put off has posted something of its own, which is not done yet: all places of both queues are the
 // program's all the same.
 static void marked(void) {
@@ -416,7 +428,7 @@ static const struct {
     const char *name;
     void (*run)(void);
 } checks[] = {
-    {"marked", marked}, {"locked", locked}, {"ports", ports},
+    {"many", many}, {"marked", marked}, {"locked", locked}, {"ports", ports},
     {"gone", gone},     {"unread", unread}, {"stale", stale},
     {"recycled", recycled}, {"early", early},
     {"left", left},         {"alone", alone},
