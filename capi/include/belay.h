@@ -61,7 +61,8 @@ typedef struct belay_history_opts {
 int belay_history_open(const belay_history_opts *opts, belay_history **history);
 
 /* A part of what the next versions are made of, and where the next get writes to. Again with other memory or size at
- * any time; with NULL and 0 bytes it is a part no more. */
+ * any time; with NULL and 0 bytes it is a part no more. What other threads have begun to put or get is waited for: when
+ * this returns, nobody is at the memory that the part had. */
 int belay_history_region(belay_history *history, uint32_t id, void *at, size_t bytes);
 
 /* Writes a version. On return the memory may be changed. -EEXIST: the version is there. -ENOSPC: memory and disk are

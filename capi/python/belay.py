@@ -20,6 +20,7 @@ Needs libbelay.so.0, and nothing else. An error is an OSError with the number an
 import ctypes
 import errno
 import os
+import threading
 
 OURS, SCORE, LRU, BELADY = range(4)
 PAGED, CONTIGUOUS = range(2)
@@ -106,6 +107,12 @@ def _failure(number):
     return OSError(number, _library.belay_error().decode(errors="replace"))
 
 
+def _checked(answer):
+    if answer < 0:
+        raise _failure(-answer)
+    return answer
+
+
 def _numbers(values):
     values = list(values)
     return (_u64 * len(values))(*values), len(values)
@@ -117,30 +124,43 @@ class History:
     def __init__(self, name, dir, host_bytes=0, keep=LASTING, policy=OURS, layout=PAGED, extent_bytes=0):
         self._at = _handle()
         self._regions = {}
+        self._regions_lock = threading.Lock()
+        # Calls that go on; the history is closed when there are none. In a forked child nobody looks at them.
+        self._calls, self._call_ended, self._process = 0, threading.Condition(), os.getpid()
         options = _Options(
             name=name.encode(), dir=os.fsencode(dir), host_bytes=host_bytes, extent_bytes=extent_bytes, policy=policy, layout=layout, keep=keep
         )
-        self._call("open", ctypes.byref(options), ctypes.byref(self._at), at=False)
+        _checked(_library.belay_history_open(ctypes.byref(options), ctypes.byref(self._at)))
 
-    def _call(self, name, *arguments, at=True):
-        if at and not self._at:
-            raise ValueError("the history is closed")
-        answer = getattr(_library, "belay_history_" + name)(*([self._at] if at else []), *arguments)
-        if answer < 0:
-            raise _failure(-answer)
-        return answer
+    def _call(self, name, *arguments):
+        function = getattr(_library, "belay_history_" + name)
+        if os.getpid() != self._process:
+            return _checked(function(self._at, *arguments))
+        with self._call_ended:
+            if not self._at:
+                raise ValueError("the history is closed")
+            at = self._at
+            self._calls += 1
+        try:
+            return _checked(function(at, *arguments))
+        finally:
+            with self._call_ended:
+                self._calls -= 1
+                self._call_ended.notify_all()
 
     def region(self, id, memory):
         """A part of the versions: C-contiguous, writable memory, which is kept as it is until it is replaced. None: a part no more."""
         if memory is None:
-            self._call("region", id, None, 0)
-            self._regions.pop(id, None)
+            with self._regions_lock:
+                self._call("region", id, None, 0)
+                self._regions.pop(id, None)
             return
         view = memoryview(memory)
         # Also keeps the memory from being freed or resized.
         export = (ctypes.c_char * view.nbytes).from_buffer(view)
-        self._call("region", id, ctypes.addressof(export), view.nbytes)
-        self._regions[id] = export
+        with self._regions_lock:
+            self._call("region", id, ctypes.addressof(export), view.nbytes)
+            self._regions[id] = export
 
     def put(self, version):
         """Writes a version."""
@@ -210,11 +230,18 @@ class History:
         return {name: getattr(stats, name) for name in _STATS}
 
     def close(self):
-        """Ends the history. Once is enough."""
-        if self._at:
+        """Ends the history, when the calls that go on in other threads have ended. Once is enough."""
+        if os.getpid() != self._process:
             at, self._at = self._at, _handle()
+        else:
+            with self._call_ended:
+                at, self._at = self._at, _handle()
+                while self._calls:
+                    self._call_ended.wait()
+        if at:
+            answer = _library.belay_history_close(at)
             self._regions.clear()
-            self._call("close", at, at=False)
+            _checked(answer)
 
     def __enter__(self):
         return self

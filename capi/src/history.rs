@@ -5,16 +5,15 @@
 
 use crate::error::{answer, Failure};
 use crate::options::HistoryOptions;
+use crate::regions::Regions;
 use belay_recall::{After, History, Level, Life, Shape, Span};
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, PoisonError};
 
 /// What `belay_history` is.
 pub(crate) struct Handle {
     history: History,
     life: Life,
-    regions: Mutex<BTreeMap<u32, Span>>,
+    regions: Regions,
 }
 
 /// Of the header.
@@ -40,13 +39,6 @@ pub(crate) struct HistoryStats {
 
 /// Bytes of the largest object that there can be.
 const MOST: usize = isize::MAX as usize;
-
-impl Handle {
-    fn regions(&self) -> Vec<(u32, Span)> {
-        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        regions.iter().map(|(id, span)| (*id, *span)).collect()
-    }
-}
 
 fn shape(regions: &[(u32, Span)]) -> Result<Shape, Failure> {
     Ok(Shape::new(regions.iter().map(|(id, s)| (*id, s.len() as u64)))?)
@@ -121,7 +113,7 @@ unsafe extern "C" fn belay_history_open(options: *const HistoryOptions, handle: 
         *place = Box::into_raw(Box::new(Handle {
             history,
             life,
-            regions: Mutex::default(),
+            regions: Regions::default(),
         }));
         Ok(())
     };
@@ -133,13 +125,13 @@ unsafe extern "C" fn belay_history_region(handle: *const Handle, id: u32, at: *m
     let region = || {
         // SAFETY: of the header.
         let handle = unsafe { of(handle) }?;
-        let mut regions = handle.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        match (at.is_null(), bytes) {
-            (true, 0) => regions.remove(&id),
+        let span = match (at.is_null(), bytes) {
+            (true, 0) => None,
             (true, _) => return Err(Failure::invalid("a region has memory")),
             _ if bytes > MOST => return Err(Failure::invalid("no region is that large")),
-            (false, _) => regions.insert(id, Span::new(at.cast(), bytes)),
+            (false, _) => Some(Span::new(at.cast(), bytes)),
         };
+        handle.regions.set(id, span);
         Ok(())
     };
     answer(region())
@@ -150,9 +142,9 @@ unsafe extern "C" fn belay_history_put(handle: *const Handle, version: u64) -> c
     let put = || {
         // SAFETY: of the header.
         let handle = unsafe { of(handle) }?;
-        let regions = handle.regions();
+        let used = handle.regions.used();
         // SAFETY: of the header: regions are memory that stays as it is during a put.
-        unsafe { handle.history.put_spans(version, shape(&regions)?, regions) }?;
+        unsafe { handle.history.put_spans(version, shape(&used.all)?, used.all.clone()) }?;
         Ok(())
     };
     answer(put())
@@ -168,9 +160,9 @@ unsafe extern "C" fn belay_history_get(handle: *const Handle, version: u64, flag
             (0, Life::Lasting) | (2, _) => After::Keep,
             _ => return Err(Failure::invalid("there are no such flags of a get")),
         };
-        let regions = handle.regions();
+        let used = handle.regions.used();
         // SAFETY: of the header: regions are memory that nobody uses during a get.
-        unsafe { handle.history.get_spans(version, &shape(&regions)?, regions, after) }?;
+        unsafe { handle.history.get_spans(version, &shape(&used.all)?, used.all.clone(), after) }?;
         Ok(())
     };
     answer(get())

@@ -8,3 +8,4 @@ mod access;
 mod error;
 mod history;
 mod options;
+mod regions;

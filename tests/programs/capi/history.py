@@ -3,7 +3,10 @@
 import array
 import errno
 import gc
+import os
 import sys
+import threading
+import time
 
 import belay
 
@@ -93,6 +96,32 @@ def arrays(dir):
         assert (field == 3).all()
 
 
+def threads(dir):
+    # What one thread puts, another gives up or closes: its memory is there until the put has ended.
+    for step in range(6):
+        history = belay.History(f"threads{step}", dir, keep=belay.UNTIL_READ)
+        history.region(0, bytearray(64 << 20))
+        done = []
+        thread = threading.Thread(target=lambda: done.append(history.put(1)))
+        thread.start()
+        time.sleep(0.002 * step)
+        if step % 2:
+            history.region(0, None)
+        else:
+            history.region(0, bytearray(10))
+        # A forked child waits for no thread of its parent.
+        child = os.fork()
+        if child == 0:
+            raises(OSError, errno.ECHILD, history.put, 2)
+            raises(OSError, errno.ECHILD, history.close)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        history.close()
+        thread.join()
+        assert done == [None] or step == 0, "the put has failed"
+
+
 reverse(sys.argv[1])
+threads(sys.argv[1])
 lasting(sys.argv[1])
 arrays(sys.argv[1])

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -178,6 +179,29 @@ static void of_busy_processes(void) {
     is("region", belay_history_region(h, 8, NULL, 0), 0);
 }
 
+static void *one_put(void *version) {
+    is("put of what is given up", belay_history_put(h, (uintptr_t)version), 0);
+    return NULL;
+}
+
+/* Memory that a region has had is not touched any more, whatever another thread has begun. */
+static void of_memory(void) {
+    size_t bytes = 64 << 20;
+    for (uintptr_t v = 3000; v < 3010; v++) {
+        pthread_t thread;
+        char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        is("mapped", memory == MAP_FAILED, 0);
+        memset(memory, (int)v, bytes);
+        is("region", belay_history_region(h, 9, memory, bytes), 0);
+        is("thread", pthread_create(&thread, NULL, one_put, (void *)v), 0);
+        usleep(1000 * (v % 10));
+        is("no region", belay_history_region(h, 9, NULL, 0), 0);
+        is("unmapped", munmap(memory, bytes), 0);
+        pthread_join(thread, NULL);
+        is("drop", belay_history_drop(h, v), 0);
+    }
+}
+
 static void *puts_of(void *from) {
     for (uint64_t v = (uintptr_t)from; v < (uintptr_t)from + 100; v++) {
         is("put in a thread", belay_history_put(h, v), 0);
@@ -213,6 +237,7 @@ int main(int argc, char **argv) {
     of_processes(argv[0], argv[1]);
     of_busy_processes();
     of_threads();
+    of_memory();
     is("close", belay_history_close(h), 0);
     is("open again", belay_history_open(&opts, &h), 0);
     is("region", belay_history_region(h, 7, part, sizeof part), 0);

@@ -1,0 +1,113 @@
+//! The parts of a history's versions, in the program's memory, and who is at them.
+
+use belay_recall::Span;
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+#[derive(Default)]
+pub(crate) struct Regions {
+    now: Mutex<Now>,
+    /// A put or get has ended.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Now {
+    all: BTreeMap<u32, Span>,
+    /// How often one was taken away or exchanged.
+    changes: u64,
+    /// Puts and gets that go on, by the changes before them.
+    used: BTreeMap<u64, usize>,
+}
+
+/// The regions as they were when a put or get began; none of their memory is given up before it ends.
+pub(crate) struct Used<'a> {
+    of: &'a Regions,
+    changes: u64,
+    pub(crate) all: Vec<(u32, Span)>,
+}
+
+impl Regions {
+    /// What a put or get that begins now has to do with.
+    pub(crate) fn used(&self) -> Used<'_> {
+        let mut now = self.lock();
+        let changes = now.changes;
+        *now.used.entry(changes).or_default() += 1;
+        Used {
+            of: self,
+            changes,
+            all: now.all.iter().map(|(id, span)| (*id, *span)).collect(),
+        }
+    }
+
+    /// Exchanges a region, or takes it away. Nobody is at the memory that it had when this returns.
+    pub(crate) fn set(&self, id: u32, span: Option<Span>) {
+        let mut now = self.lock();
+        let before = match span {
+            Some(span) => now.all.insert(id, span),
+            None => now.all.remove(&id),
+        };
+        if before.is_none() {
+            return;
+        }
+        now.changes += 1;
+        let end = now.changes;
+        while now.used.range(..end).next().is_some() {
+            now = self.ended.wait(now).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Used<'_> {
+    fn drop(&mut self) {
+        let mut now = self.of.lock();
+        if let Some(n) = now.used.get_mut(&self.changes) {
+            *n -= 1;
+            if *n == 0 {
+                now.used.remove(&self.changes);
+                self.of.ended.notify_all();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn memory_is_given_up_when_nobody_is_at_it() {
+        let regions = Regions::default();
+        let span = |at: usize| Some(Span::new(std::ptr::without_provenance_mut(at), 8));
+        regions.set(1, span(64));
+        let before = regions.used();
+        // A new one takes nothing away.
+        regions.set(2, span(128));
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let given_up = scope.spawn(|| {
+                regions.set(1, None);
+                ended.load(Ordering::SeqCst)
+            });
+            // What begins meanwhile is not waited for.
+            let after = loop {
+                let used = regions.used();
+                if used.all.len() == 1 {
+                    break used;
+                }
+            };
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!given_up.is_finished());
+            ended.store(true, Ordering::SeqCst);
+            drop(before);
+            assert!(given_up.join().unwrap());
+            assert_eq!(after.all[0].0, 2);
+        });
+    }
+}
