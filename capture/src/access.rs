@@ -46,14 +46,15 @@ impl Declared {
     /// What stopped process `pid` has declared, if anything, and if the agent has listened since the last checkpoint: it
     /// does from now on.
     pub(crate) fn take(pid: i32, maps: &[Map]) -> Option<Self> {
-        let taken = own(pid, maps).and_then(|page| page.map(|(page, at)| Self::of(page, at)).transpose());
+        let taken = own(pid, maps).and_then(|page| page.map(|page| Self::of(&page)).transpose());
         taken.unwrap_or_else(|error| {
             tracing::warn!(pid, %error, "what the program has declared of its loops is not used");
             None
         })?
     }
 
-    fn of(page: Shared, address: u64) -> io::Result<Option<Self>> {
+    fn of(own: &Own<'_>) -> io::Result<Option<Self>> {
+        let (page, address) = (own.open()?, own.map.start);
         let half = |at| page.half(at);
         let watched = half(offset_of!(Page, watched));
         let begun = watched.load(Ordering::Relaxed) == BEGUN;
@@ -63,7 +64,7 @@ impl Declared {
         let faults = half(offset_of!(Page, faults)).load(Ordering::Relaxed);
         let read = page.word(offset_of!(Page, head)).load(Ordering::Acquire);
         // The program may be in a loop that was not recorded. Or what a restart has not brought back is not there yet.
-        if !begun || pending(&page) != 0 {
+        if !begun || pending(own.pid, address)? != 0 {
             return Ok(None);
         }
         // For good: a loop that was not recorded as a whole may go on for long.
@@ -152,31 +153,39 @@ impl Declared {
 /// Bytes that the restart of stopped process `pid` has not brought back, and that the program has not overwritten yet;
 /// 1 where nobody knows.
 pub(crate) fn lacking(pid: i32, maps: &[Map]) -> u64 {
-    own(pid, maps).map_or(1, |page| page.map_or(0, |(page, _)| pending(&page)))
+    own(pid, maps)
+        .and_then(|page| page.map_or(Ok(0), |page| pending(pid, page.map.start)))
+        .unwrap_or(1)
 }
 
-/// The page of process `pid` among its mappings, and where that is. One of its maker's may be there too.
-fn own(pid: i32, maps: &[Map]) -> io::Result<Option<(Shared, u64)>> {
-    for map in maps.iter().filter(|m| is_page(m)) {
-        if let Some(page) = open(pid, map)? {
-            return Ok(Some((page, map.start)));
-        }
-    }
-    Ok(None)
+/// The page of process `pid` among its mappings. One of its maker's may be there too.
+fn own(pid: i32, maps: &[Map]) -> io::Result<Option<Own<'_>>> {
+    let found = maps.iter().filter(|m| is_page(m)).map(|map| look_at(pid, map));
+    found.filter_map(Result::transpose).next().transpose()
 }
 
-fn pending(page: &Shared) -> u64 {
-    let count = page.half(offset_of!(Page, dead_count)).load(Ordering::Relaxed) as usize;
-    let bytes = |at: usize| {
-        let place = offset_of!(Page, dead) + at * size_of::<Dead>() + offset_of!(Dead, span.bytes);
-        page.word(place).load(Ordering::Relaxed)
+/// `pending` is read where the program has it: it may have closed the descriptor, and is asked without any declaration.
+fn pending(pid: i32, page: u64) -> io::Result<u64> {
+    let word = |at: usize| {
+        let mut bytes = [0; WORD];
+        belay_kernel::vm::read(pid, page + at as u64, &mut bytes)?;
+        Ok::<_, io::Error>(u64::from_ne_bytes(bytes))
     };
-    let [head, whole_at] = [offset_of!(Page, head), offset_of!(Page, whole_at)].map(|at| page.word(at).load(Ordering::Relaxed));
-    let forked = page.half(offset_of!(Page, forked)).load(Ordering::Relaxed) != 0;
+    let half = |at: usize| {
+        let mut bytes = [0; WORD / 2];
+        belay_kernel::vm::read(pid, page + at as u64, &mut bytes)?;
+        Ok::<_, io::Error>(u32::from_ne_bytes(bytes))
+    };
+    let count = (half(offset_of!(Page, dead_count))? as usize).min(MOST_DEAD);
+    let mut dead = vec![0; count * size_of::<Dead>()];
+    belay_kernel::vm::read(pid, page + offset_of!(Page, dead) as u64, &mut dead)?;
+    let bytes = dead.chunks_exact(size_of::<Dead>()).filter_map(|one| {
+        let of = one[offset_of!(Dead, span.bytes)..].first_chunk()?;
+        Some(u64::from_ne_bytes(*of))
+    });
     // What came back as zeros is not in the list.
-    (0..count.min(MOST_DEAD))
-        .map(bytes)
-        .fold(u64::from(head < whole_at || forked), u64::saturating_add)
+    let zeros = word(offset_of!(Page, head))? < word(offset_of!(Page, whole_at))? || half(offset_of!(Page, forked))? != 0;
+    Ok(bytes.fold(u64::from(zeros), u64::saturating_add))
 }
 
 /// Words of the ring of a page, unless they have been overwritten.
@@ -215,8 +224,16 @@ impl std::fmt::Display for Lost {
     }
 }
 
+/// A page of declared accesses in a process.
+struct Own<'a> {
+    pid: i32,
+    map: &'a Map,
+    /// The number of its descriptor there.
+    descriptor: i32,
+}
+
 /// The page that stopped process `pid` has mapped at `map`; none where that is not its own.
-fn open(pid: i32, map: &Map) -> io::Result<Option<Shared>> {
+fn look_at(pid: i32, map: &Map) -> io::Result<Option<Own<'_>>> {
     let mut head = [0; 24];
     belay_kernel::vm::read(pid, map.start, &mut head)?;
     let word = |at: usize| head[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
@@ -229,9 +246,15 @@ fn open(pid: i32, map: &Map) -> io::Result<Option<Shared>> {
         ));
     }
     let descriptor = word(offset_of!(Page, descriptor)).cast_signed();
-    let file = pidfd::getfd(pidfd::open(pid)?.as_fd(), descriptor)?;
-    check(&file, map)?;
-    Shared::map(file.as_fd(), size_of::<Page>()).map(Some)
+    Ok(Some(Own { pid, map, descriptor }))
+}
+
+impl Own<'_> {
+    fn open(&self) -> io::Result<Shared> {
+        let file = pidfd::getfd(pidfd::open(self.pid)?.as_fd(), self.descriptor)?;
+        check(&file, self.map)?;
+        Shared::map(file.as_fd(), size_of::<Page>())
+    }
 }
 
 /// The file is the one that is mapped, and cannot become smaller: else the agent could be killed by what is not there

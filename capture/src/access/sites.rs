@@ -42,7 +42,8 @@ impl Wanted {
         let mut speed = None;
         for pid in pids {
             let maps = proc::maps(pid).unwrap_or_default();
-            let Ok(Some((page, _))) = own(pid, &maps) else { continue };
+            let found = own(pid, &maps).and_then(|page| page.map(|page| page.open()).transpose());
+            let Ok(Some(page)) = found else { continue };
             let ticks_per_s = *speed.get_or_insert_with(ticks_per_s);
             if let Some(site) = choose(&page, ticks_per_s) {
                 tracing::debug!(pid, ?site, "a checkpoint is wanted there");

@@ -66,6 +66,24 @@ pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
     want(most > 0, || "nothing was left out".into())
 }
 
+/// A program that has closed all of its descriptors is stored as a whole, and its checkpoints are whole ones.
+pub(super) fn closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_turns.c");
+    let program = compile(place, &source, &format!("closed.{}", user.name()), CHECKED)?;
+    let mut job = Job::new(place, &format!("closed.{}", user.name()), user)?;
+    job.launch(&ACCESS.map(String::from), &[program.display().to_string(), "closed".into()])?;
+    for _ in 0..3 {
+        for _ in 0..2 {
+            job.progress(LIMIT)?;
+            job.checkpoint()?;
+            let left = left_out(&job)?;
+            want(left == 0, || format!("{left} bytes are said to be left out"))?;
+        }
+        job.crash_and_restart(LIMIT)?;
+    }
+    job.verdict(false, LIMIT)
+}
+
 /// Wrong declarations, one kind at a time, and what is said of them.
 const WRONG: [(&str, &str); 16] = [
     ("short", "loop first leaves bytes 32760 to 32768 of dataset b as they were"),
