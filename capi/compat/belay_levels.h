@@ -58,9 +58,9 @@ typedef struct belay_levels {
 
 /* What a read is of. */
 enum {
-    BELAY_LEVELS_WHOLE, /* all that the version has, which must have a region */
+    BELAY_LEVELS_WHOLE, /* all that the version has, which must have a region; into one without memory it is not read */
     BELAY_LEVELS_ASKED, /* the regions that are given, which the version must have */
-    BELAY_LEVELS_COMMON /* what both have */
+    BELAY_LEVELS_EXACT  /* both: the version has these regions and no others, in these sizes */
 };
 
 /* Lives are below this. */
@@ -123,10 +123,14 @@ BELAY_LEVELS_WEAK int belay_levels_all(MPI_Comm comm, int yes) {
     return all;
 }
 
-static inline belay_history *belay_levels_history(const char *interface, const char *dir, const char *name) {
+/* Memory of the near level: its versions are in files when a checkpoint returns. */
+#define BELAY_LEVELS_NEAR_BYTES ((uint64_t)64 << 20)
+
+static inline belay_history *belay_levels_history(const char *interface, const char *dir, const char *name, uint64_t host_bytes) {
     belay_history *history = NULL;
     belay_history_opts opts;
     memset(&opts, 0, sizeof opts);
+    opts.host_bytes = host_bytes;
     opts.name = name;
     opts.dir = dir;
     opts.keep = BELAY_H_LASTING;
@@ -169,8 +173,8 @@ BELAY_LEVELS_WEAK int belay_levels_open(belay_levels *levels, const char *interf
     levels->interface = interface;
     levels->comm = comm;
     snprintf(levels->name, sizeof levels->name, "%.200s.%d", name, rank);
-    levels->near_by = belay_levels_history(interface, near_dir, levels->name);
-    if (levels->near_by && two) levels->far_away = belay_levels_history(interface, far_dir, levels->name);
+    levels->near_by = belay_levels_history(interface, near_dir, levels->name, BELAY_LEVELS_NEAR_BYTES);
+    if (levels->near_by && two) levels->far_away = belay_levels_history(interface, far_dir, levels->name, 0);
     ready = levels->near_by && (levels->far_away || !two);
     if (!belay_levels_all(comm, ready)) {
         if (levels->near_by) belay_history_close(levels->near_by);
@@ -353,13 +357,16 @@ static inline int belay_levels_get_one(belay_history *history, uint64_t key, con
         size_t bytes = 0;
         answer = belay_history_size(history, key, ids[i], &bytes);
         if (answer < 0) break;
-        if (wanted ? wanted->bytes < bytes : what == BELAY_LEVELS_WHOLE) answer = -EMSGSIZE;
+        if (!wanted && what != BELAY_LEVELS_ASKED) answer = -EMSGSIZE;
+        if (wanted && !wanted->at) wanted = NULL;
+        if (wanted && (what == BELAY_LEVELS_EXACT ? wanted->bytes != bytes : wanted->bytes < bytes)) answer = -EMSGSIZE;
         if (!wanted && !(spare[i] = malloc(bytes + 1))) answer = -ENOMEM;
         if (answer == 0) answer = belay_history_region(history, ids[i], wanted ? wanted->at : spare[i], bytes);
     }
-    for (i = 0; i < n && answer == 0 && what == BELAY_LEVELS_ASKED; i++) {
+    for (i = 0; i < n && answer == 0 && what != BELAY_LEVELS_WHOLE; i++) {
         size_t bytes;
         answer = belay_history_size(history, key, (uint32_t)regions[i].id, &bytes);
+        if (answer == -ENOENT && what == BELAY_LEVELS_EXACT) answer = -EMSGSIZE;
     }
     if (answer == 0) answer = belay_history_get(history, key, BELAY_H_KEEP);
     for (i = 0; ids && i < of; i++) belay_history_region(history, ids[i], NULL, 0);
@@ -375,8 +382,9 @@ BELAY_LEVELS_WEAK int belay_levels_get(belay_levels *levels, long key, const bel
     if (answer < 0 && levels->far_away) answer = belay_levels_get_one(levels->far_away, (uint64_t)key, regions, n, what);
     if (answer == 0) return 0;
     if (answer == -EMSGSIZE)
-        return belay_levels_say(levels->interface, 0, "version %ld of %s: a region that it has is smaller now, or not there",
-                                belay_levels_version(key), levels->name);
+        return belay_levels_say(levels->interface, 0, "version %ld of %s: one of its regions %s now, or is not there",
+                                belay_levels_version(key), levels->name,
+                                what == BELAY_LEVELS_EXACT ? "has another size" : "is smaller");
     return belay_levels_say(levels->interface, 1, "cannot read version %ld of %s", belay_levels_version(key), levels->name);
 }
 

@@ -160,14 +160,14 @@ BELAY_LEVELS_WEAK void *FTI_Realloc(int id, void *ptr) {
     return now;
 }
 
-/* Reads the newest checkpoint into all memory that is named. Collective. */
+/* Reads the newest checkpoint into all memory that is named, which must be what it was, in the same sizes. Collective. */
 BELAY_LEVELS_WEAK int FTI_Recover(void) {
     belay_fti *f = &belay_fti_state;
     belay_levels_region *all;
     int answer;
     if (!f->started || f->version <= 0) return belay_fti_refuse("there is no checkpoint to recover from"), FTI_NREC;
     all = belay_fti_with_head();
-    answer = all ? belay_levels_get(&f->levels, f->key, all, f->regions.n + 1, BELAY_LEVELS_WHOLE) : -1;
+    answer = all ? belay_levels_get(&f->levels, f->key, all, f->regions.n + 1, BELAY_LEVELS_EXACT) : -1;
     free(all);
     if (!belay_levels_all(FTI_COMM_WORLD, answer == 0)) return FTI_NREC;
     f->status = 0;

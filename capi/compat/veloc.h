@@ -150,10 +150,10 @@ static inline belay_levels *belay_veloc_named(const char *name) {
     return l;
 }
 
-/* The regions of the checkpoint that is under way, of which `ids` says which. To be freed. */
+/* The regions of the checkpoint that is under way, of which `ids` says which, with room for as many more. To be freed. */
 static inline belay_levels_region *belay_veloc_chosen(int mode, const int *ids, int count, size_t *n) {
     belay_veloc *v = &belay_veloc_state;
-    belay_levels_region *chosen = (belay_levels_region *)calloc(v->regions.n + 1, sizeof *chosen);
+    belay_levels_region *chosen = (belay_levels_region *)calloc(v->regions.n + (size_t)(count > 0 ? count : 0) + 1, sizeof *chosen);
     const char *group = "";
     size_t i;
     int k;
@@ -333,11 +333,20 @@ BELAY_LEVELS_WEAK int VELOC_Recover_selective(int mode, int *ids, int id_count) 
     belay_veloc *v = &belay_veloc_state;
     belay_levels_region *chosen;
     size_t n;
-    int answer, what = mode == VELOC_RECOVER_SOME ? BELAY_LEVELS_ASKED : BELAY_LEVELS_COMMON;
-    if (mode == VELOC_RECOVER_ALL) what = BELAY_LEVELS_WHOLE;
+    int k, answer, some = mode == VELOC_RECOVER_SOME;
     if (!v->now || !v->restarting) return belay_veloc_refuse("VELOC_Restart_begin comes first");
     chosen = belay_veloc_chosen(mode, ids, id_count, &n);
-    answer = belay_levels_get(v->now, v->key, chosen, n, what);
+    if (!chosen) return belay_veloc_refuse("no memory for a list of regions");
+    for (k = 0; k < id_count && mode != VELOC_RECOVER_ALL; k++) {
+        if (!some) {
+            /* Not read, whether it has memory or not. */
+            chosen[n++].id = ids[k];
+        } else if (!belay_levels_find(chosen, n, (uint32_t)ids[k])) {
+            free(chosen);
+            return belay_levels_say("VELOC", 0, "region %d is to be read, and no memory is protected by that number", ids[k]);
+        }
+    }
+    answer = belay_levels_get(v->now, v->key, chosen, n, some ? BELAY_LEVELS_ASKED : BELAY_LEVELS_WHOLE);
     free(chosen);
     return answer;
 }

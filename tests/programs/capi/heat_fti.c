@@ -57,6 +57,14 @@ int main(int argc, char **argv) {
         size_t n = (size_t)FTI_GetStoredSize(3) / sizeof(double);
         want(n == (size_t)step / 20 + 1, "FTI_GetStoredSize");
         grows = FTI_Realloc(3, grows);
+        // Not where something is protected that the checkpoint does not have, or in another size.
+        want(FTI_Protect(5, grows, 0, FTI_DBLE) == FTI_SCES && FTI_Recover() == FTI_NREC, "a smaller region");
+        double two[2] = {7, 7};
+        want(FTI_Protect(5, two, 2, FTI_DBLE) == FTI_SCES && FTI_Recover() == FTI_NREC, "a larger region");
+        want(FTI_Protect(5, &spare, 1, FTI_DBLE) == FTI_SCES, "FTI_Protect");
+        want(FTI_Protect(6, two, 2, FTI_DBLE) == FTI_SCES && FTI_Recover() == FTI_NREC, "a region more");
+        want(two[0] == 7 && two[1] == 7 && FTI_Status() == 1, "nothing is read");
+        want(belay_levels_unprotect(&belay_fti_state.regions, 6, "") == 1, "a region less");
         want(FTI_Recover() == FTI_SCES && FTI_Status() == 0, "FTI_Recover");
         for (size_t i = 0; i < n; i++) want(grows[i] == 20.0 * (double)i, "memory that has grown");
     }

@@ -45,6 +45,12 @@ static void restart(int version) {
         want(VELOC_Recover_size(1) == (int)sizeof now && VELOC_Recover_size(3) == -1, "VELOC_Recover_size");
         want(VELOC_Recover_selective(VELOC_RECOVER_SOME, some, 1) == VELOC_SUCCESS, "VELOC_Recover_selective");
         want(step == version && now[1][COLUMNS / 2] == 0, "one region alone");
+        int gone[] = {1};
+        want(VELOC_Mem_unprotect(1) == VELOC_SUCCESS, "VELOC_Mem_unprotect");
+        want(VELOC_Recover_selective(VELOC_RECOVER_SOME, gone, 1) == VELOC_FAILURE, "a region without memory");
+        want(VELOC_Recover_selective(VELOC_RECOVER_REST, some, 1) == VELOC_FAILURE, "the rest without memory");
+        want(VELOC_Recover_mem() == VELOC_FAILURE, "all, and one has no memory");
+        want(VELOC_Mem_protect(1, now, sizeof now / sizeof(double), sizeof(double)) == VELOC_SUCCESS, "VELOC_Mem_protect");
         want(VELOC_Recover_selective(VELOC_RECOVER_REST, some, 1) == VELOC_SUCCESS, "VELOC_Recover_selective");
     } else {
         want(VELOC_Route_file("heat.dat", path) == VELOC_SUCCESS, "VELOC_Route_file");
