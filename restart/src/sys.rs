@@ -1,6 +1,7 @@
 //! System calls that neither `std` nor the `kernel` crate offers, as small checked functions.
 
 use belay_abi::restore::CloneArgs;
+use belay_image::model::Credentials;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -94,6 +95,17 @@ pub(crate) fn futex_wait(word: &AtomicU32, value: u32, timeout_ms: i64) {
 pub(crate) fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word is live.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// Takes these users and groups, for which the calling thread is privileged.
+pub(crate) fn become_user(creds: &Credentials) -> io::Result<()> {
+    let ([r, e, s, _], [gr, ge, gs, _]) = (creds.uids, creds.gids);
+    // SAFETY: a live list of so many numbers.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_setgroups, creds.groups.len(), creds.groups.as_ptr()) })?;
+    // SAFETY: takes numbers only.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_setresgid, gr, ge, gs) })?;
+    // SAFETY: as above.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_setresuid, r, e, s) }).map(drop)
 }
 
 /// `setpgid(pid, pgid)`.

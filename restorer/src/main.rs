@@ -35,6 +35,7 @@ pub(crate) mod nr {
 }
 
 const SIG_UNBLOCK: usize = 1;
+const SIGSTOP: i32 = 19;
 
 /// Everything a part of the restorer needs; copied freely, holds only addresses in the area.
 #[derive(Clone, Copy)]
@@ -208,6 +209,10 @@ fn stop(pid: i32, signal: i32) {
     unsafe { syscall!(nr::RT_SIGPROCMASK, SIG_UNBLOCK, &raw const mask, 0, 8) };
     // SAFETY: takes numbers only.
     unsafe { syscall!(nr::KILL, pid, signal) };
+    // Only where it did not stop: the kernel heeds no signal of the terminal's in a process group that no shell looks
+    // after, as that of a restart without a terminal.
+    // SAFETY: as above.
+    unsafe { syscall!(nr::KILL, pid, SIGSTOP) };
 }
 
 pub(crate) const fn step(s: Step) -> u32 {

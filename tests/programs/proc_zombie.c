@@ -1,13 +1,20 @@
-// Zombies keep their PID, wait status (exit code, signal, core flag aside) and resource usage until they are waited for.
+// Zombies keep their PID, user, wait status (exit code, signal, core flag aside) and resource usage until they are waited
+// for. As root one is another user's.
 #include "check.h"
 #include <sys/resource.h>
 #define N 6
+#define OTHER 12345
+static int others(int i) { return i == 3 && !getuid(); }
 int main(void) {
     begin("proc_zombie");
     struct { pid_t pid; int status; } z[N];
     for (int i = 0; i < N; i++) {
         z[i].pid = fork();
         if (z[i].pid == 0) {
+            if (others(i)) {
+                OK(setgid(OTHER));
+                OK(setuid(OTHER));
+            }
             if (i % 3 == 0) _exit(i + 20);
             // Nobody is told of what would leave a core file.
             setrlimit(RLIMIT_CORE, &(struct rlimit){1, 1});
@@ -28,7 +35,7 @@ int main(void) {
             EQ(si.si_pid, z[i].pid);
             EQ(si.si_code, WIFEXITED(z[i].status) ? CLD_EXITED : CLD_KILLED);
             EQ(si.si_status, WIFEXITED(z[i].status) ? WEXITSTATUS(z[i].status) : WTERMSIG(z[i].status));
-            EQ(si.si_uid, getuid());
+            EQ(si.si_uid, others(i) ? OTHER : getuid());
             OK(kill(z[i].pid, 0));
         }
     }

@@ -2,6 +2,8 @@
 //   io_uring, userfaultfd, ptrace, namespace, remote, dispatch
 //   perf        a performance counter
 //   ring        the memory of one that has no descriptor any more
+//   append      a log to which one may only append (chattr +a)
+//   zerocopy    the memory of a TCP socket (TCP_ZEROCOPY_RECEIVE)
 //   discipline  of a terminal
 //   compat      a thread in 32-bit code
 //   urgent      data in a socket
@@ -19,11 +21,13 @@
 #include "check.h"
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/io_uring.h>
 #include <linux/landlock.h>
 #include <linux/perf_event.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
+#include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -38,6 +42,12 @@ static long locked(void) {
     char *line = strstr(text, "VmLck:");
     CHECK(line);
     return strtol(line + 6, NULL, 10);
+}
+static void protect(int fd, int how) {
+    int flags;
+    OK(ioctl(fd, FS_IOC_GETFLAGS, &flags));
+    flags = (flags & ~FS_APPEND_FL) | how;
+    OK(ioctl(fd, FS_IOC_SETFLAGS, &flags));
 }
 static volatile char selector = SYSCALL_DISPATCH_FILTER_ALLOW;
 static volatile sig_atomic_t trapped;
@@ -111,7 +121,7 @@ int main(int argc, char **argv) {
     begin(name);
     pid_t c = 0;
     long kib = 0;
-    int pair[2] = {-1, -1};
+    int pair[2] = {-1, -1}, log = -1;
     pthread_t counter = 0;
     if (!strcmp(kind, "io_uring")) {
         struct io_uring_params p;
@@ -221,9 +231,23 @@ int main(int argc, char **argv) {
             CHECK(mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
             close(fd);
         }
+    } else if (!strcmp(kind, "append")) {
+        log = (int)OK(open("refuse.log", O_CREAT | O_WRONLY | O_APPEND, 0600));
+        protect(log, FS_APPEND_FL);
+    } else if (!strcmp(kind, "zerocopy")) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t n = sizeof at;
+        int listens = (int)OK(socket(AF_INET, SOCK_STREAM, 0)), connects = (int)OK(socket(AF_INET, SOCK_STREAM, 0));
+        OK(bind(listens, (void *)&at, n));
+        OK(listen(listens, 1));
+        OK(getsockname(listens, (void *)&at, &n));
+        OK(connect(connects, (void *)&at, n));
+        CHECK(mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, connects, 0) != MAP_FAILED);
+        OK(accept(listens, NULL, NULL));
     } else
         fail("unknown kind");
     while (running()) {
+        if (log >= 0) full_write(log, "x", 1);
         nap_us(2000);
         if (!strcmp(kind, "dispatch")) {
             sig_atomic_t before = trapped;
@@ -252,6 +276,7 @@ int main(int argc, char **argv) {
         EQ(recv(pair[1], b, sizeof b, 0), 2);
         CHECK(!memcmp(b, "cd", 2));
     }
+    if (log >= 0) protect(log, 0);
     if (c) {
         kill(c, SIGKILL);
         reap(c, SIGKILL);

@@ -329,6 +329,7 @@ pub(crate) fn unsupported(maps: &[Map], libraries: &[String]) -> BTreeSet<(Strin
         n if n.starts_with("anon_inode:") => {
             Some("memory of an object of the kernel cannot be saved; run the program without what maps it (perf_event: a profiler)")
         }
+        n if n.starts_with("socket:[") => Some("memory of a socket (TCP_ZEROCOPY_RECEIVE, packet rings) cannot be saved; unmap it before the checkpoint"),
         "[uprobes]" => Some("the process is being probed (uprobes); end the probe (perf, bpftrace, systemtap)"),
         _ => None,
     }

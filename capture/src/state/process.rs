@@ -288,7 +288,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         user_namespace: 0,
         pid_namespace: 0,
         ipc_namespace: 0,
-        creds: model::Credentials::default(),
+        creds: Status::read(z.pid).map_or_else(|_| model::Credentials::default(), |s| rights::credentials(&s)),
         rlimits: Vec::new(),
         oom_score_adj: 0,
         coredump_filter: None,

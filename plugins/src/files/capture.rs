@@ -98,6 +98,10 @@ impl FileSet {
 pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), magic: i64) -> Result<usize, Fault> {
     let found = &s.found[id];
     let writes = found.access() != libc::O_RDONLY;
+    // A kernel without the call has no answer, and such a file is told of by the restart.
+    if writes && fd::is_protected(raw).unwrap_or(false) {
+        return refuse("is open for writing, and has an attribute by which a restart could not put it back (chattr +a or +i): take that away (chattr -ai)");
+    }
     let oid = ObjectId {
         dev: found.stat.st_dev,
         ino: found.stat.st_ino,

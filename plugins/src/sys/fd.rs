@@ -156,6 +156,14 @@ pub(crate) fn fstat(fd: RawFd) -> io::Result<Stat> {
     Ok(rustix::fs::fstat(lend(fd)?)?.into())
 }
 
+/// Whether nobody may overwrite the file of `fd`: append-only (`chattr +a`), or not to be written at all (`+i`).
+pub(crate) fn is_protected(fd: RawFd) -> io::Result<bool> {
+    let how = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(lend(fd)?, c"", how, rustix::fs::StatxFlags::empty())?;
+    let either = rustix::fs::StatxAttributes::APPEND | rustix::fs::StatxAttributes::IMMUTABLE;
+    Ok(found.stx_attributes.intersects(either))
+}
+
 /// Sets owner and group.
 pub(crate) fn fchown(fd: RawFd, owner: (u32, u32)) -> io::Result<()> {
     let (user, group) = owner_and_group(owner);
