@@ -4,6 +4,7 @@
 //   ring        the memory of one that has no descriptor any more
 //   append      a log to which one may only append (chattr +a)
 //   zerocopy    the memory of a TCP socket (TCP_ZEROCOPY_RECEIVE)
+//   itself      a TCP socket that is connected to itself
 //   discipline  of a terminal
 //   compat      a thread in 32-bit code
 //   urgent      data in a socket
@@ -244,6 +245,13 @@ int main(int argc, char **argv) {
         OK(connect(connects, (void *)&at, n));
         CHECK(mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, connects, 0) != MAP_FAILED);
         OK(accept(listens, NULL, NULL));
+    } else if (!strcmp(kind, "itself")) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t n = sizeof at;
+        int own = (int)OK(socket(AF_INET, SOCK_STREAM, 0));
+        OK(bind(own, (void *)&at, n));
+        OK(getsockname(own, (void *)&at, &n));
+        OK(connect(own, (void *)&at, n));
     } else
         fail("unknown kind");
     while (running()) {

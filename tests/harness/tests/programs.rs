@@ -245,6 +245,7 @@ fn cases() -> Vec<Case> {
         prog("refuse ring").refused("anon_inode:[perf_event]: memory of an object of the kernel"),
         prog("refuse append").refused("chattr -ai").root_only(),
         prog("refuse zerocopy").refused("memory of a socket"),
+        prog("refuse itself").refused("connected to itself"),
         prog("refuse ptrace").refused("traced"),
         prog("refuse dispatch").refused("pr_set_syscall_user_dispatch"),
         prog("refuse compat").refused("32-bit"),

@@ -174,7 +174,11 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
                 pairs.push((t.id, sockets[*other].id));
                 Role::Pair(sockets[*other].id)
             }
-            _ => {
+            Some(_) => {
+                let why = "is a TCP socket that is connected to itself, which cannot be made again; close it before the checkpoint";
+                return refuse(why).map_err(named);
+            }
+            None => {
                 let known = match orphans.take() {
                     None => Orphans::list(s).map_err(named)?,
                     Some(known) => known,
