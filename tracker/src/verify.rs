@@ -8,6 +8,7 @@
 
 mod guard;
 mod pattern;
+mod touches;
 
 use crate::writer::Writer;
 use crate::{Handle, Part};
@@ -17,9 +18,9 @@ use belay_access::live;
 use belay_access::shape::Shape;
 use belay_access::trace::Mode;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use touches::Touch;
 
 /// The variable and its value.
 const VARIABLE: &str = "BELAY_ACCESS";
@@ -29,16 +30,10 @@ const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
 const ON: u8 = 2;
 
-/// Most pages touched between two loops that are noted.
-const MOST_TOUCHED: usize = 1 << 16;
-
 /// Whether it is switched on; not known before the first declaration.
 static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 static STATE: Mutex<State> = Mutex::new(State::new());
-
-/// The thread that holds it; 0 for none.
-static HOLDER: AtomicI32 = AtomicI32::new(0);
 
 /// Whether declarations are verified.
 #[inline]
@@ -90,9 +85,8 @@ struct State {
     inside: Option<Inside>,
     /// The loop before.
     last: String,
-    /// Pages touched between loops, whose they are, and whether by a write. There is room: whoever touches one may be in
-    /// the middle of an allocation.
-    touched: Vec<(u64, u32, bool)>,
+    /// Pages touched between loops.
+    touched: Vec<Touch>,
     /// Short pieces of the pattern that were left once: by chance, perhaps.
     suspects: BTreeSet<(String, u32, u64)>,
     /// What has been told.
@@ -147,7 +141,7 @@ pub(crate) fn declared(writer: &Writer) {
     if !is_on() {
         return;
     }
-    let mut state = Locked::state();
+    let mut state = state();
     let count = writer.page.dataset_count().load(Ordering::Relaxed);
     let now = (1..=count).filter_map(|n| Some((n, known(&writer.known(n).ok()?)?)));
     let now: BTreeMap<u32, Known> = now.collect();
@@ -159,15 +153,16 @@ pub(crate) fn declared(writer: &Writer) {
     }
     state
         .touched
-        .retain(|(page, n, _)| now.get(n).is_some_and(|d| guard::holds(&d.shape, *page)));
+        .retain(|t| now.get(&t.dataset).is_some_and(|d| guard::holds(&d.shape, t.page)));
     state.datasets = now;
     state.overlap.clear();
+    state.watch();
 }
 
 /// Before a loop.
 pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Part<'a>>) {
-    let mut state = Locked::state();
-    let state = &mut *state.0;
+    let mut state = state();
+    let state = &mut *state;
     let site = site_name(page, site);
     let is_nested = state.inside.is_some();
     if let Some(inside) = state.inside.take() {
@@ -243,7 +238,7 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
 
 /// After it.
 pub(crate) fn leave(page: Handle, site: u32) {
-    let mut state = Locked::state();
+    let mut state = state();
     match state.inside.take() {
         Some(inside) => {
             let site = site_name(page, site);
@@ -274,6 +269,13 @@ impl State {
             self.tell(format!("note: dataset {name} overlaps another: belay stores it whole"));
             self.overlap.insert(n);
         }
+        self.watch();
+    }
+
+    /// Has touches of the datasets noted, and of nothing else.
+    fn watch(&self) {
+        let pages = |n| self.datasets.get(&n).map(|d| guard::inner(&d.shape));
+        touches::watch(|n| pages(n).unwrap_or_default());
     }
 
     /// Gives each dataset the access rights that the loop has declared.
@@ -299,8 +301,8 @@ impl State {
     fn tell_touched(&mut self, inside: &Inside) {
         let mut wrong = BTreeSet::new();
         let mut used = BTreeSet::new();
-        for (page, n, write) in &self.touched {
-            let (Some(dataset), Some(grant)) = (self.datasets.get(n), inside.granted.get(n)) else {
+        for Touch { page, dataset, write } in &self.touched {
+            let (Some(dataset), Some(grant)) = (self.datasets.get(dataset), inside.granted.get(dataset)) else {
                 continue;
             };
             used.insert(*page);
@@ -318,7 +320,7 @@ impl State {
                 ));
             }
         }
-        self.touched.retain(|(page, ..)| !used.contains(page));
+        self.touched.retain(|t| !used.contains(&t.page));
         wrong.into_iter().for_each(|what| self.tell(what));
     }
 
@@ -361,75 +363,38 @@ impl State {
         for dataset in self.datasets.values() {
             guard::allow(guard::inner(&dataset.shape), false, false).ok();
         }
-        self.touched.reserve(MOST_TOUCHED.saturating_sub(self.touched.len()));
-        for (page, ..) in &self.touched {
+        for Touch { page, .. } in &self.touched {
             guard::allow((*page, *page + guard::PAGE), true, true).ok();
         }
     }
 
-    /// A touch of address `at`, which the access rights did not allow; whether it is a dataset's.
-    fn touch(&mut self, at: u64, write: bool) -> bool {
-        let page = at & !(guard::PAGE - 1);
-        let Some((n, dataset)) = self.datasets.iter().find(|(_, d)| guard::holds(&d.shape, page)) else {
-            return false;
-        };
-        let n = *n;
-        let Some(inside) = &self.inside else {
-            if self.touched.len() < self.touched.capacity() {
-                self.touched.push((page, n, write));
-            }
-            return guard::allow((page, page + guard::PAGE), true, true).is_ok();
-        };
-        let (name, inner) = (dataset.name.clone(), guard::inner(&dataset.shape));
-        let what = match inside.granted.get(&n) {
-            Some(grant) if grant.reads || grant.writes => {
-                format!(
-                    "loop {} writes dataset {name}, and has declared that it reads it",
-                    inside.site
-                )
-            }
-            _ => format!("loop {} touches dataset {name}, and has not declared that", inside.site),
-        };
-        self.tell(what);
-        guard::allow(inner, true, true).is_ok()
+    /// Tells what has been touched in the loop that the program is in, and keeps what was touched between loops.
+    fn hear(&mut self) {
+        for touch in touches::take() {
+            let dataset = self.datasets.get(&touch.dataset);
+            let Some(dataset) = dataset.filter(|d| guard::holds(&d.shape, touch.page)) else {
+                continue;
+            };
+            let Some(inside) = &self.inside else {
+                self.touched.push(touch);
+                continue;
+            };
+            let (site, name) = (&inside.site, &dataset.name);
+            let what = match inside.granted.get(&touch.dataset) {
+                Some(grant) if grant.writes || grant.reads && !touch.write => continue,
+                Some(grant) if grant.reads => format!("loop {site} writes dataset {name}, and has declared that it reads it"),
+                _ => format!("loop {site} touches dataset {name}, and has not declared that"),
+            };
+            self.tell(what);
+        }
     }
 }
 
-/// For the handler of SIGSEGV.
-fn touched(at: u64, write: bool) -> bool {
-    // What this module touches it may touch.
-    HOLDER.load(Ordering::Relaxed) != thread() && Locked::state().touch(at, write)
-}
-
-/// The state, locked.
-struct Locked(MutexGuard<'static, State>);
-
-impl Locked {
-    fn state() -> Self {
-        let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-        HOLDER.store(thread(), Ordering::Relaxed);
-        Self(state)
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        HOLDER.store(0, Ordering::Relaxed);
-    }
-}
-
-impl Deref for Locked {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.0
-    }
-}
-
-impl DerefMut for Locked {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.0
-    }
+/// The state, which has heard of all touches until now.
+fn state() -> MutexGuard<'static, State> {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    state.hear();
+    state
 }
 
 fn thread() -> libc::pid_t {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { N = 4096, MANY = 65 };
 static const char *kind;
@@ -59,6 +60,28 @@ static void in_second(void) {
     belay_leave(second);
 }
 
+static void *sleeper(void *unused) {
+    for (;;) pause();
+    return unused;
+}
+
+// Memory of a dataset is given back, and then touched by the allocator, which holds a lock where there are threads.
+static void freed(void) {
+    enum { BYTES = 96000 };
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, sleeper, NULL)) exit(2);
+    const size_t extent[] = {BYTES};
+    char *at = malloc(BYTES), *volatile behind = malloc(64);
+    belay_ds d = belay_dataset("freed", at, 1, 1, extent, NULL);
+    belay_use use = {d_c, BELAY_R, NULL, NULL};
+    belay_enter(first, &use, 1);
+    free(at);
+    char *volatile again = malloc(BYTES / 4);
+    belay_leave(first);
+    belay_dataset_forget(d);
+    free(again), free(behind);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     kind = argv[1];
@@ -76,6 +99,7 @@ int main(int argc, char **argv) {
         belay_enter(second, &use, 1);
         belay_leave(second);
     }
+    if (is("freed")) freed();
     // Before the first loop, and where a loop then reads it, everything may be touched.
     for (int i = 0; i < N; i++) a[i] = i;
     double sum = 0;

@@ -47,7 +47,7 @@ pub(super) fn allow((start, end): (u64, u64), read: bool, write: bool) -> io::Re
     }
     let right = |is, right| if is { right } else { libc::PROT_NONE };
     let rights = right(read, libc::PROT_READ) | right(write, libc::PROT_WRITE);
-    // SAFETY: whole pages of a dataset that the program has declared; who touches them all the same comes to `touched`.
+    // SAFETY: whole pages of a dataset that the program has declared; who touches them all the same comes to `handle`.
     match unsafe { libc::mprotect(start as *mut libc::c_void, (end - start) as usize, rights) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -80,7 +80,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
         let context = &*context.cast::<libc::ucontext_t>();
         ((*info).si_addr() as u64, context.uc_mcontext.gregs[libc::REG_ERR as usize])
     };
-    if super::touched(at, error & WRITE != 0) {
+    if super::touches::note(at, error & WRITE != 0) {
         return;
     }
     let Some(before) = BEFORE.get() else { return };

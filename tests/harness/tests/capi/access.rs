@@ -85,7 +85,7 @@ pub(super) fn closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
 }
 
 /// Wrong declarations, one kind at a time, and what is said of them.
-const WRONG: [(&str, &str); 16] = [
+const WRONG: [(&str, &str); 17] = [
     ("short", "loop first leaves bytes 32760 to 32768 of dataset b as they were"),
     (
         "writes what is read",
@@ -111,6 +111,7 @@ const WRONG: [(&str, &str); 16] = [
     ("left another", "loop second is left in loop first"),
     ("small moved", "dataset small lies in memory that is not there any more"),
     ("many", "loop first has more than 64 uses"),
+    ("freed", "loop first touches dataset freed, and has not declared that"),
 ];
 
 /// What is not true of what a program declares is found, and of nothing else anything is said.
