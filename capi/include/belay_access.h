@@ -38,7 +38,7 @@ int belay_dataset_forget(belay_ds dataset);
 int belay_live(belay_ds dataset, int always);
 
 /* What a loop does to the part of a dataset from `lo` up to, but without, `hi` in each dimension; NULL, both of them,
- * for all of it. */
+ * for all of it. Bounds that can be none (`lo` below 0, or `hi` below `lo`) are heard as BELAY_RW of all of it. */
 typedef struct belay_use {
     belay_ds dataset;
     int mode;

@@ -82,6 +82,21 @@ pub struct Part<'a> {
     pub bounds: Option<(&'a [i64], &'a [i64])>,
 }
 
+impl Part<'_> {
+    /// As it is heard: bounds that can be none may have been meant in any way, so anything is done to all of the dataset.
+    fn heard(self) -> Self {
+        let is_none = |(lo, hi): (&[i64], &[i64])| lo.iter().zip(hi).any(|(lo, hi)| *lo < 0 || hi < lo);
+        match self.bounds {
+            Some(bounds) if is_none(bounds) => Self {
+                mode: Mode::Both,
+                bounds: None,
+                ..self
+            },
+            _ => self,
+        }
+    }
+}
+
 fn name_of(name: &[u8]) -> Result<[u8; 32], DeclareError> {
     let mut out = [0; 32];
     if name.is_empty() || name.len() > LONGEST_NAME || name.contains(&0) {
@@ -151,23 +166,12 @@ pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
     }
     wait_for_stop(page, site);
     let Ok(writer) = Writer::begin(page) else { return };
-    let mut record = writer.enter();
-    INSIDE.store(site, Ordering::Relaxed);
-    let mut uses = 0;
-    for part in parts.clone() {
-        if uses == MOST_USES {
-            page.faults().fetch_or(access::TOO_MANY, Ordering::Relaxed);
-            break;
-        }
-        write_use(&part, &mut record);
-        uses += 1;
-    }
-    record.end(access::header(access::ENTER, site, uses));
+    record(&writer, site, parts.clone());
     // Not before: who is stopped before its record is whole, and restarted, may lack what this loop overwrites. The
     // processor's order does not matter: a thread that is stopped has done all that comes before.
     compiler_fence(Ordering::SeqCst);
     if page.dead_count().load(Ordering::Acquire) != 0 {
-        dead::revive(&writer, parts);
+        dead::revive(&writer, parts.map(Part::heard));
     }
 }
 
@@ -186,6 +190,22 @@ pub fn leave(site: u32) {
         }
         page.open().store(0, Ordering::Release);
     }
+}
+
+/// Records that a loop begins.
+fn record<'a>(writer: &Writer, site: u32, parts: impl Iterator<Item = Part<'a>>) {
+    let mut record = writer.enter();
+    INSIDE.store(site, Ordering::Relaxed);
+    let mut uses = 0;
+    for part in parts {
+        if uses == MOST_USES {
+            writer.page.faults().fetch_or(access::TOO_MANY, Ordering::Relaxed);
+            break;
+        }
+        write_use(&part.heard(), &mut record);
+        uses += 1;
+    }
+    record.end(access::header(access::ENTER, site, uses));
 }
 
 /// Appends a use.
@@ -241,6 +261,8 @@ pub fn dims(dataset: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_access::live::Verdict;
+    use belay_access::trace::decode;
 
     #[test]
     fn a_dataset_that_is_kept_is_so_wherever_it_lies() {
@@ -253,5 +275,58 @@ mod tests {
         keep(number, false).unwrap();
         dataset(b"kept", &shape(0x10000), 1).unwrap();
         assert!(!is_kept());
+    }
+
+    #[test]
+    fn bounds_that_are_none_are_all_of_the_dataset() {
+        for mode in [Mode::Read, Mode::Write, Mode::Both] {
+            for (lo, hi, is_none) in [
+                ([0, 0], [4, 0], false),
+                ([3, 2], [4, 9], false),
+                ([0, 0], [4, -1], true),
+                ([0, 3], [4, 2], true),
+                ([-1, 0], [4, 4], true),
+            ] {
+                let bounds = Some((&lo[..], &hi[..]));
+                let heard = Part {
+                    dataset: 1,
+                    mode,
+                    bounds,
+                }
+                .heard();
+                let expected = if is_none { (Mode::Both, None) } else { (mode, bounds) };
+                assert_eq!((heard.mode, heard.bounds), expected, "{mode:?} {lo:?} {hi:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_loop_that_reads_by_wrong_bounds_keeps_what_it_reads() {
+        let page = page::open().unwrap();
+        let writer = Writer::begin(page).unwrap();
+        let begin = page.head().load(Ordering::Relaxed);
+        let shape = Shape::dense(0x10000, 8, &[512]).unwrap();
+        let loops = [(Mode::Read, Some((&[0][..], &[-1][..]))), (Mode::Write, None)];
+        for (mode, bounds) in loops {
+            record(
+                &writer,
+                1,
+                std::iter::once(Part {
+                    dataset: 1,
+                    mode,
+                    bounds,
+                }),
+            );
+        }
+        let words: Vec<u64> = (begin..page.head().load(Ordering::Relaxed))
+            .map(|at| page.ring(at).load(Ordering::Relaxed))
+            .collect();
+        page.open().store(0, Ordering::Relaxed);
+        drop(writer);
+        let mut verdict = Verdict::new(&[(1, shape)].into());
+        for record in decode(&words).unwrap() {
+            verdict.happened(&record.event);
+        }
+        assert_eq!(verdict.dead(), []);
     }
 }

@@ -192,18 +192,22 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
             continue;
         };
         let whole = dataset.shape.whole();
-        let block = match part.bounds {
-            None => Some(whole),
-            Some((lo, hi)) => {
-                let block = Block::new(lo, hi);
-                let outside = (0..dataset.dims).any(|d| block.lo[d] < 0 || block.hi[d] > whole.hi[d]);
-                if outside && !block.is_empty() {
-                    let name = &dataset.name;
-                    state.tell(format!("loop {site} uses elements of dataset {name} that it does not have"));
-                }
-                block.common(&whole)
+        let name = &dataset.name;
+        if let Some((lo, hi)) = part.bounds {
+            let block = Block::new(lo, hi);
+            let sides = || (0..dataset.dims).map(|d| (block.lo[d], block.hi[d], whole.hi[d]));
+            if sides().any(|(lo, hi, _)| hi < lo) {
+                state.tell(format!(
+                    "loop {site} uses a part of dataset {name} that ends before it begins: all of it counts as used"
+                ));
+            } else if sides().any(|(lo, hi, most)| lo < 0 || hi > most) {
+                state.tell(format!("loop {site} uses elements of dataset {name} that it does not have"));
+            } else if block.is_empty() {
+                state.tell(format!("note: loop {site} uses a part of dataset {name} without elements"));
             }
-        };
+        }
+        let part = part.heard();
+        let block = part.bounds.map_or(Some(whole), |(lo, hi)| Block::new(lo, hi).common(&whole));
         let grant = granted.entry(part.dataset).or_default();
         grant.reads |= part.mode != Mode::Write;
         grant.writes |= part.mode != Mode::Read;

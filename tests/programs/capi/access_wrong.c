@@ -30,11 +30,15 @@ static void *other(void *unused) {
 }
 
 static void in_first(void) {
-    const int64_t lo[] = {0}, hi[] = {N + 1};
+    const int64_t lo[] = {0}, hi[] = {N + 1}, below[] = {-1};
     belay_use uses[MANY] = {{d_a, BELAY_R, NULL, NULL}, {d_b, BELAY_W, NULL, NULL}};
     int n = 2;
     if (is("outside")) uses[1].lo = lo, uses[1].hi = hi;
     if (is("one bound")) uses[1].lo = lo;
+    if (is("inverted")) uses[0].lo = lo, uses[0].hi = below;
+    if (is("inverted write")) uses[1].lo = lo, uses[1].hi = below;
+    if (is("below")) uses[1].lo = below, uses[1].hi = hi;
+    if (is("empty")) uses[n++] = (belay_use){d_c, BELAY_R, lo, lo};
     if (is("number")) uses[n++] = (belay_use){77, BELAY_R, NULL, NULL};
     if (is("many"))
         while (n < MANY) uses[n++] = uses[0];

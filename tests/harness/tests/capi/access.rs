@@ -85,7 +85,7 @@ pub(super) fn closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
 }
 
 /// Wrong declarations, one kind at a time, and what is said of them.
-const WRONG: [(&str, &str); 17] = [
+const WRONG: [(&str, &str); 21] = [
     ("short", "loop first leaves bytes 32760 to 32768 of dataset b as they were"),
     (
         "writes what is read",
@@ -103,6 +103,13 @@ const WRONG: [(&str, &str); 17] = [
     ),
     ("moved", "dataset b lies in memory that is not there any more"),
     ("outside", "loop first uses elements of dataset b that it does not have"),
+    ("below", "loop first uses elements of dataset b that it does not have"),
+    ("inverted", "loop first uses a part of dataset a that ends before it begins"),
+    (
+        "inverted write",
+        "loop first uses a part of dataset b that ends before it begins",
+    ),
+    ("empty", "note: loop first uses a part of dataset c without elements"),
     ("given up", "loop first uses dataset number 2, which is none"),
     ("number", "loop first uses dataset number 77, which is none"),
     ("nested", "loop second begins in loop first\n"),
