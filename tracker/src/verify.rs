@@ -2,9 +2,9 @@
 //!
 //! What a loop says that it overwrites is filled with a pattern before it, and none of that may be left after it. The
 //! pattern is not a number for who takes it for one, so whoever reads it first computes nonsense. Whole pages of a dataset
-//! have the access rights that the loop has declared, and none between loops: a touch is noted, and the program goes on. A
-//! touch between two loops is told when a loop then overwrites the page before any has read it, since a checkpoint would
-//! lack it.
+//! have the access rights of the parts that lie on them, as the loop has declared, and none between loops: a touch is
+//! noted, and the program goes on. A touch between two loops is told when a loop then overwrites the page before any has
+//! read it, since a checkpoint would lack it.
 
 mod guard;
 mod pattern;
@@ -32,6 +32,9 @@ const ON: u8 = 2;
 
 /// Whether it is switched on; not known before the first declaration.
 static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// Most runs of pages with access rights of their own in a loop: each can take two mappings, of which a process has 65530.
+const MOST_RUNS: usize = 1 << 13;
 
 static STATE: Mutex<State> = Mutex::new(State::new());
 
@@ -61,10 +64,35 @@ struct Known {
 /// What the loop that the program is in may do to a dataset.
 #[derive(Debug, Default)]
 struct Granted {
-    reads: bool,
+    /// Whether any part of it is written.
     writes: bool,
     /// What it overwrites without having read it.
     overwrites: Region,
+    /// Pages on which its parts lie, and those of them that it may write.
+    used: Vec<(u64, u64)>,
+    written: Vec<(u64, u64)>,
+}
+
+impl Granted {
+    fn new(parts: Vec<(Mode, Block)>, shape: &Shape) -> Self {
+        let blocks = |is: fn(Mode) -> bool| parts.iter().filter(move |(mode, _)| is(*mode)).map(|(_, block)| block);
+        let mut overwrites = Region::default();
+        // What is read is not overwritten first, whatever else is said of it.
+        blocks(|mode| mode == Mode::Write).for_each(|block| overwrites.add(block));
+        blocks(|mode| mode != Mode::Write).for_each(|block| drop(overwrites.take(block)));
+        Self {
+            writes: parts.iter().any(|(mode, _)| *mode != Mode::Read),
+            overwrites,
+            used: guard::pages(shape, blocks(|_| true)),
+            written: guard::pages(shape, blocks(|mode| mode != Mode::Read)),
+        }
+    }
+
+    /// Takes all of the dataset for used, as any of it is.
+    fn widen(&mut self, inner: (u64, u64)) {
+        self.used = vec![inner];
+        self.written = self.writes.then_some(inner).into_iter().collect();
+    }
 }
 
 #[derive(Debug)]
@@ -85,8 +113,8 @@ struct State {
     inside: Option<Inside>,
     /// The loop before.
     last: String,
-    /// Pages touched between loops.
-    touched: Vec<Touch>,
+    /// Pages touched between loops, and the loop before.
+    touched: Vec<(Touch, String)>,
     /// Short pieces of the pattern that were left once: by chance, perhaps.
     suspects: BTreeSet<(String, u32, u64)>,
     /// What has been told.
@@ -153,7 +181,7 @@ pub(crate) fn declared(writer: &Writer) {
     }
     state
         .touched
-        .retain(|t| now.get(&t.dataset).is_some_and(|d| guard::holds(&d.shape, t.page)));
+        .retain(|(t, _)| now.get(&t.dataset).is_some_and(|d| guard::holds(&d.shape, t.page)));
     state.datasets = now;
     state.overlap.clear();
     state.watch();
@@ -175,8 +203,7 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
         state.leave(inside);
     }
     state.without_overlaps();
-    let mut granted: BTreeMap<u32, Granted> = BTreeMap::new();
-    let mut overwritten = Vec::new();
+    let mut used: BTreeMap<u32, Vec<(Mode, Block)>> = BTreeMap::new();
     for (at, part) in parts.enumerate() {
         if at == MOST_USES {
             state.tell(format!("loop {site} has more than {MOST_USES} uses"));
@@ -208,24 +235,13 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
         }
         let part = part.heard();
         let block = part.bounds.map_or(Some(whole), |(lo, hi)| Block::new(lo, hi).common(&whole));
-        let grant = granted.entry(part.dataset).or_default();
-        grant.reads |= part.mode != Mode::Write;
-        grant.writes |= part.mode != Mode::Read;
-        if let Some(block) = block {
-            overwritten.push((part.dataset, part.mode, block));
-        }
+        used.entry(part.dataset).or_default().extend(block.map(|b| (part.mode, b)));
     }
-    // What is read is not overwritten first, whatever else is said of it.
-    for (n, _, block) in overwritten.iter().filter(|(_, mode, _)| *mode == Mode::Write) {
-        if let Some(grant) = granted.get_mut(n) {
-            grant.overwrites.add(block);
-        }
-    }
-    for (n, _, block) in overwritten.iter().filter(|(_, mode, _)| *mode != Mode::Write) {
-        if let Some(grant) = granted.get_mut(n) {
-            grant.overwrites.take(block);
-        }
-    }
+    let granted = used.into_iter().filter_map(|(n, parts)| {
+        let dataset = state.datasets.get(&n)?;
+        Some((n, Granted::new(parts, &dataset.shape)))
+    });
+    let granted = granted.collect();
     state.visits += 1;
     let mut inside = Inside {
         site,
@@ -282,14 +298,25 @@ impl State {
         touches::watch(|n| pages(n).unwrap_or_default());
     }
 
-    /// Gives each dataset the access rights that the loop has declared.
+    /// Gives each dataset's pages the access rights that the loop has declared.
     fn grant(&mut self, inside: &mut Inside) {
         let mut gone = Vec::new();
+        let mut runs = 0;
         for (n, dataset) in &self.datasets {
-            let grant = inside.granted.get(n);
-            let (reads, writes) = grant.map_or((false, false), |g| (g.reads, g.writes));
-            let is_there = !writes || guard::is_mapped(dataset.shape.range());
-            if !is_there || guard::allow(guard::inner(&dataset.shape), reads || writes, writes).is_err() {
+            let inner = guard::inner(&dataset.shape);
+            let mut is_there = guard::allow(inner, false, false).is_ok();
+            if let Some(grant) = inside.granted.get_mut(n) {
+                let more = grant.used.len() + grant.written.len();
+                if runs + more > MOST_RUNS {
+                    grant.widen(inner);
+                } else {
+                    runs += more;
+                }
+                is_there &= !grant.writes || guard::is_mapped(dataset.shape.range());
+                is_there &= grant.used.iter().all(|run| guard::allow(*run, true, false).is_ok());
+                is_there &= grant.written.iter().all(|run| guard::allow(*run, true, true).is_ok());
+            }
+            if !is_there {
                 gone.push(dataset.name.clone());
                 inside.granted.remove(n);
             }
@@ -305,10 +332,13 @@ impl State {
     fn tell_touched(&mut self, inside: &Inside) {
         let mut wrong = BTreeSet::new();
         let mut used = BTreeSet::new();
-        for Touch { page, dataset, write } in &self.touched {
+        for (Touch { page, dataset, write }, last) in &self.touched {
             let (Some(dataset), Some(grant)) = (self.datasets.get(dataset), inside.granted.get(dataset)) else {
                 continue;
             };
+            if !guard::has(&grant.used, *page) {
+                continue;
+            }
             used.insert(*page);
             let mut overwritten = 0;
             for block in grant.overwrites.blocks() {
@@ -319,12 +349,12 @@ impl State {
             if overwritten == guard::PAGE {
                 let how = if *write { "written" } else { "read" };
                 wrong.insert(format!(
-                    "dataset {} is {how} between loop {} and loop {}, which overwrites it: do that in a loop",
-                    dataset.name, self.last, inside.site
+                    "dataset {} is {how} between loop {last} and loop {}, which overwrites it: do that in a loop",
+                    dataset.name, inside.site
                 ));
             }
         }
-        self.touched.retain(|t| !used.contains(&t.page));
+        self.touched.retain(|(t, _)| !used.contains(&t.page));
         wrong.into_iter().for_each(|what| self.tell(what));
     }
 
@@ -367,7 +397,7 @@ impl State {
         for dataset in self.datasets.values() {
             guard::allow(guard::inner(&dataset.shape), false, false).ok();
         }
-        for Touch { page, .. } in &self.touched {
+        for (Touch { page, .. }, _) in &self.touched {
             guard::allow((*page, *page + guard::PAGE), true, true).ok();
         }
     }
@@ -380,14 +410,18 @@ impl State {
                 continue;
             };
             let Some(inside) = &self.inside else {
-                self.touched.push(touch);
+                self.touched.push((touch, self.last.clone()));
                 continue;
             };
             let (site, name) = (&inside.site, &dataset.name);
             let what = match inside.granted.get(&touch.dataset) {
-                Some(grant) if grant.writes || grant.reads && !touch.write => continue,
-                Some(grant) if grant.reads => format!("loop {site} writes dataset {name}, and has declared that it reads it"),
-                _ => format!("loop {site} touches dataset {name}, and has not declared that"),
+                Some(grant) if guard::has(&grant.written, touch.page) => continue,
+                Some(grant) if guard::has(&grant.used, touch.page) => match touch.write {
+                    true => format!("loop {site} writes dataset {name}, and has declared that it reads it"),
+                    false => continue,
+                },
+                Some(_) => format!("loop {site} touches dataset {name} outside of the parts that it has declared"),
+                None => format!("loop {site} touches dataset {name}, and has not declared that"),
             };
             self.tell(what);
         }

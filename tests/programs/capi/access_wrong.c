@@ -30,7 +30,7 @@ static void *other(void *unused) {
 }
 
 static void in_first(void) {
-    const int64_t lo[] = {0}, hi[] = {N + 1}, below[] = {-1};
+    const int64_t lo[] = {0}, hi[] = {N + 1}, below[] = {-1}, few[] = {9}, half[] = {N / 2}, all[] = {N};
     belay_use uses[MANY] = {{d_a, BELAY_R, NULL, NULL}, {d_b, BELAY_W, NULL, NULL}};
     int n = 2;
     if (is("outside")) uses[1].lo = lo, uses[1].hi = hi;
@@ -38,13 +38,20 @@ static void in_first(void) {
     if (is("inverted")) uses[0].lo = lo, uses[0].hi = below;
     if (is("inverted write")) uses[1].lo = lo, uses[1].hi = below;
     if (is("below")) uses[1].lo = below, uses[1].hi = hi;
+    if (is("reads more") || is("writes more")) uses[n++] = (belay_use){d_c, BELAY_R, lo, few};
+    if (is("reads half")) uses[0].hi = half, uses[0].lo = lo, uses[n++] = (belay_use){d_a, BELAY_RW, half, all};
+    if (is("same page")) uses[n++] = (belay_use){d_c, BELAY_RW, lo, few};
     if (is("empty")) uses[n++] = (belay_use){d_c, BELAY_R, lo, lo};
     if (is("number")) uses[n++] = (belay_use){77, BELAY_R, NULL, NULL};
     if (is("many"))
         while (n < MANY) uses[n++] = uses[0];
     belay_enter(first, uses, n);
     for (int i = 0; i < (is("short") || is("one bound") ? N - 1 : N); i++) b[i] = a[i] + 1;
-    if (is("writes what is read")) a[5] = 7;
+    if (is("writes what is read") || is("reads half")) a[5] = 7;
+    volatile double read;
+    if (is("reads more")) read = c[N / 2], (void)read;
+    if (is("writes more")) c[N / 2] = 0;
+    if (is("same page")) c[9] = 0;
     if (is("nested")) other(NULL);
     pthread_t thread;
     if (is("thread") && (pthread_create(&thread, NULL, other, NULL) || pthread_join(thread, NULL))) exit(2);
@@ -86,6 +93,20 @@ static void freed(void) {
     free(again), free(behind);
 }
 
+// A part that lies on very many pages, with others between: these may be touched, too.
+static void scattered(void) {
+    enum { ROWS = 10000, ROW = 8192 };
+    const size_t extent[] = {ROW, ROWS};
+    const int64_t lo[] = {0, 0}, hi[] = {1, ROWS};
+    char *at = mmap(NULL, (size_t)ROW * ROWS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) exit(2);
+    belay_use use = {belay_dataset("scattered", at, 1, 2, extent, NULL), BELAY_RW, lo, hi};
+    belay_enter(first, &use, 1);
+    at[ROW - 1] = 1;
+    belay_leave(first);
+    belay_dataset_forget(use.dataset);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     kind = argv[1];
@@ -104,6 +125,7 @@ int main(int argc, char **argv) {
         belay_leave(second);
     }
     if (is("freed")) freed();
+    if (is("scattered")) scattered();
     // Before the first loop, and where a loop then reads it, everything may be touched.
     for (int i = 0; i < N; i++) a[i] = i;
     double sum = 0;

@@ -1,5 +1,6 @@
 //! Access rights of datasets, and who touches them all the same.
 
+use belay_access::block::Block;
 use belay_access::shape::Shape;
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,6 +22,42 @@ pub(super) fn inner(shape: &Shape) -> (u64, u64) {
 pub(super) fn holds(shape: &Shape, page: u64) -> bool {
     let (start, end) = inner(shape);
     (start..end).contains(&page)
+}
+
+/// The whole pages of a dataset on which parts of it lie, as runs in ascending order.
+pub(super) fn pages<'a>(shape: &Shape, parts: impl Iterator<Item = &'a Block>) -> Vec<(u64, u64)> {
+    let inner = inner(shape);
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for part in parts {
+        // With what lies between its elements.
+        if *part == shape.whole() {
+            return vec![inner];
+        }
+        shape.visit(part, &mut |start, end| {
+            let (start, end) = (start & !(PAGE - 1), end.next_multiple_of(PAGE));
+            let run = (start.max(inner.0), end.min(inner.1));
+            match runs.last_mut() {
+                _ if run.0 >= run.1 => {}
+                Some(last) if last.0 <= run.0 && run.0 <= last.1 => last.1 = last.1.max(run.1),
+                _ => runs.push(run),
+            }
+        });
+    }
+    runs.sort_unstable();
+    runs.dedup_by(|next, last| {
+        let is_joined = next.0 <= last.1;
+        if is_joined {
+            last.1 = last.1.max(next.1);
+        }
+        is_joined
+    });
+    runs
+}
+
+/// Whether this page is in one of these runs.
+pub(super) fn has(runs: &[(u64, u64)], page: u64) -> bool {
+    let behind = runs.partition_point(|run| run.0 <= page);
+    behind > 0 && page < runs[behind - 1].1
 }
 
 /// Bytes of a page that lie between two addresses.
@@ -95,6 +132,41 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
         } else {
             let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
             handler(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_the_pages_that_they_lie_on() {
+        let at = |pages: u64| pages * PAGE;
+        // Ten rows of two pages, from the middle of a page on: the first and the last page are not whole.
+        let shape = Shape::dense(at(8) + PAGE / 2, 8, &[PAGE / 4, 10]).unwrap();
+        let of = |parts: &[([i64; 2], [i64; 2])]| {
+            let parts: Vec<Block> = parts.iter().map(|(lo, hi)| Block::new(lo, hi)).collect();
+            pages(&shape, parts.iter())
+        };
+        assert_eq!(of(&[([0, 0], [PAGE as i64 / 4, 10])]), [(at(9), at(28))]);
+        assert_eq!(of(&[([0, 3], [1, 3])]), []);
+        assert_eq!(of(&[([0, 0], [1, 10])])[..2], [(at(10), at(11)), (at(12), at(13))]);
+        assert_eq!(of(&[([0, 1], [1024, 3])]), [(at(10), at(15))]);
+        // What lies on the first and the last page alone has no whole one.
+        assert_eq!(of(&[([0, 0], [1, 1]), ([1023, 9], [1024, 10])]), []);
+        let both = of(&[([0, 4], [1024, 5]), ([0, 1], [1024, 2]), ([0, 2], [1, 3])]);
+        assert_eq!(both, [(at(10), at(13)), (at(16), at(19))]);
+        for (page, is) in [
+            (9, false),
+            (10, true),
+            (12, true),
+            (13, false),
+            (15, false),
+            (18, true),
+            (19, false),
+        ] {
+            assert_eq!(has(&both, at(page)), is, "{page}");
         }
     }
 }

@@ -85,11 +85,20 @@ pub(super) fn closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
 }
 
 /// Wrong declarations, one kind at a time, and what is said of them.
-const WRONG: [(&str, &str); 21] = [
+const WRONG: [(&str, &str); 24] = [
     ("short", "loop first leaves bytes 32760 to 32768 of dataset b as they were"),
     (
         "writes what is read",
         "loop first writes dataset a, and has declared that it reads it",
+    ),
+    ("reads half", "loop first writes dataset a, and has declared that it reads it"),
+    (
+        "reads more",
+        "loop first touches dataset c outside of the parts that it has declared",
+    ),
+    (
+        "writes more",
+        "loop first touches dataset c outside of the parts that it has declared",
     ),
     ("reads another", "loop second touches dataset c, and has not declared that"),
     ("writes another", "loop second touches dataset c, and has not declared that"),
@@ -133,9 +142,9 @@ pub(super) fn verified(place: &Place, user: User, _: &mut Rng) -> Result<(), Fai
         Ok([o.stdout, o.stderr].map(|b| String::from_utf8_lossy(&b).into_owned()).into())
     };
     let (sum, _) = run("right", "")?;
-    for kind in ["right", "one bound"] {
+    for kind in ["right", "same page", "scattered", "one bound"] {
         let (out, said) = run(kind, "verify")?;
-        want(said.is_empty() && (out == sum) == (kind == "right"), || {
+        want(said.is_empty() && (out == sum) == (kind != "one bound"), || {
             format!("{kind}: {out} instead of {sum}: {said}")
         })?;
     }
