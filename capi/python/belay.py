@@ -327,6 +327,8 @@ class Dataset:
 def _use(mode, dataset, lo, hi):
     if (lo is None) != (hi is None):
         raise ValueError("a part has a lower and an upper bound")
+    if lo is not None and any(first < 0 or behind < first for first, behind in zip(lo, hi)):
+        raise ValueError("a part begins at 0 or later, and does not end before it begins")
     return mode, dataset, lo, hi
 
 
