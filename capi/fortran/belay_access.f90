@@ -7,7 +7,7 @@ module belay_access
     implicit none
     private
 
-    public :: belay_dataset, belay_dataset_move, belay_dataset_forget, belay_live
+    public :: belay_dataset, belay_dataset_move, belay_dataset_forget, belay_dataset_dims, belay_live
     public :: belay_site_id, belay_uses, belay_enter, belay_leave
 
     ! What a loop does to a part of an array.
@@ -21,7 +21,8 @@ module belay_access
         integer(c_int32_t) :: dataset = 0
         integer(c_int) :: mode = BELAY_RW
         logical :: part = .false.
-        integer(c_int64_t) :: lo(most_dims) = 0, hi(most_dims) = 1
+        ! Bounds that can be none: they are heard as BELAY_RW of all of the array.
+        integer(c_int64_t) :: lo(most_dims) = 0, hi(most_dims) = -1
     end type
 
     type, bind(c) :: one_use
@@ -75,6 +76,13 @@ module belay_access
             integer(c_int) :: answer
         end function
 
+        ! How many dimensions it has; 0 where there is no such array.
+        function belay_dataset_dims(dataset) bind(c) result(dims)
+            import :: c_int, c_int32_t
+            integer(c_int32_t), value :: dataset
+            integer(c_int) :: dims
+        end function
+
         ! With 1 it is kept in every checkpoint, with 0 no more.
         function belay_live(dataset, always) bind(c) result(answer)
             import :: c_int, c_int32_t
@@ -102,7 +110,8 @@ contains
         site = site_of(trim(name) // c_null_char)
     end function
 
-    ! That a loop uses an array, from element `first` to element `last` where they are given.
+    ! That a loop uses an array, from element `first` to element `last` where they are given. Where they have not as many
+    ! dimensions as the array, all of it counts as used in any way.
     function belay_uses(dataset, mode, first, last) result(use)
         integer(c_int32_t), intent(in) :: dataset
         integer(c_int), intent(in) :: mode
@@ -116,8 +125,9 @@ contains
             if (present(first) .or. present(last)) use%mode = BELAY_RW
             return
         end if
-        dims = min(size(first), size(last), most_dims)
         use%part = .true.
+        dims = belay_dataset_dims(dataset)
+        if (size(first) /= dims .or. size(last) /= dims) return
         use%lo(:dims) = int(first(:dims), c_int64_t) - 1
         use%hi(:dims) = last(:dims)
     end function

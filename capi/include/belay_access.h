@@ -33,6 +33,8 @@ belay_ds belay_dataset(const char *name, void *at, size_t elem, int dims, const 
 int belay_dataset_move(belay_ds dataset, void *at);
 /* It is none any more. Before its memory is given back. */
 int belay_dataset_forget(belay_ds dataset);
+/* How many dimensions it has; 0 where there is no such dataset. */
+int belay_dataset_dims(belay_ds dataset);
 /* With 1 it is kept in every checkpoint, whatever loops say of it, also when its name is declared again; with 0 no
  * more. */
 int belay_live(belay_ds dataset, int always);

@@ -107,6 +107,12 @@ extern "C" fn belay_dataset_forget(dataset: u32) -> c_int {
 }
 
 #[no_mangle]
+extern "C" fn belay_dataset_dims(dataset: u32) -> c_int {
+    // There are few.
+    belay_tracker::dims(dataset) as c_int
+}
+
+#[no_mangle]
 extern "C" fn belay_live(dataset: u32, always: c_int) -> c_int {
     answer(belay_tracker::keep(dataset, always != 0).map_err(Failure::from))
 }

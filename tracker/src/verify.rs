@@ -225,7 +225,8 @@ pub(crate) fn enter<'a>(page: Handle, site: u32, parts: impl Iterator<Item = Par
             let sides = || (0..dataset.dims).map(|d| (block.lo[d], block.hi[d], whole.hi[d]));
             if sides().any(|(lo, hi, _)| hi < lo) {
                 state.tell(format!(
-                    "loop {site} uses a part of dataset {name} that ends before it begins: all of it counts as used"
+                    "loop {site} uses a part of dataset {name} that ends before it begins, or has not as many dimensions: all \
+                     of it counts as used"
                 ));
             } else if sides().any(|(lo, hi, most)| lo < 0 || hi > most) {
                 state.tell(format!("loop {site} uses elements of dataset {name} that it does not have"));

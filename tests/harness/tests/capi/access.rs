@@ -130,6 +130,33 @@ const WRONG: [(&str, &str); 24] = [
     ("freed", "loop first touches dataset freed, and has not declared that"),
 ];
 
+/// How programs in Fortran are compiled, with the module before them.
+const FORTRAN: [&str; 6] = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-O2"];
+
+/// Parts in Fortran whose bounds are too few or too many are all of the array, used in any way.
+pub(super) fn ranks(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let work = place.work("ranks", User::Root)?;
+    let program = work.join("access_rank");
+    let mut c = Command::new(FORTRAN[0]);
+    c.args(&FORTRAN[1..])
+        .arg(repository().join("capi/fortran/belay_access.f90"))
+        .current_dir(&work);
+    link(place, c, &repository().join("tests/programs/capi/access_rank.f90"), &program)?;
+    let run = |mode: &str| {
+        let mut c = command(User::Root, &program, &[]);
+        c.env("BELAY_ACCESS", mode);
+        let o = output(c, LIMIT)?;
+        want(o.status.success(), || text(&o))?;
+        Ok::<_, Failure>([o.stdout, o.stderr].map(|b| String::from_utf8_lossy(&b).into_owned()))
+    };
+    let ([plain, silence], [verified, said]) = (run("")?, run("verify")?);
+    let names = ["flat", "square"].map(|name| format!("loop loop uses a part of dataset {name} that ends before it begins"));
+    let is_said = names.iter().all(|line| said.contains(line)) && said.lines().count() == names.len();
+    want(silence.is_empty() && verified == plain && is_said, || {
+        format!("{plain}, verified: {verified}{said}")
+    })
+}
+
 /// What is not true of what a program declares is found, and of nothing else anything is said.
 pub(super) fn verified(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let source = |name: &str| repository().join("tests/programs/capi").join(name);
@@ -346,7 +373,7 @@ pub(super) fn declared_in_others(place: &Place, _: &mut Rng) -> Result<(), Failu
         "-I",
         &include,
     ];
-    let fortran = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-O2", &module];
+    let fortran = [&FORTRAN[..], &[&module]].concat();
     for (language, ending, compiler) in [("cpp", "cpp", &cpp[..]), ("fortran", "f90", &fortran)] {
         let program = work.join(language);
         let mut c = Command::new(compiler[0]);

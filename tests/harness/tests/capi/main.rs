@@ -340,6 +340,7 @@ fn main() {
     target.once("plus_plus", plus_plus);
     target.by_user("python", |_| true, python);
     target.once("declared_in_others", access::declared_in_others);
+    target.once("ranks", access::ranks);
     target.by_user("fortran", |_| true, fortran);
     target.by_user("veloc", |_| true, compat::veloc);
     target.by_user("fti", |_| true, compat::fti);
