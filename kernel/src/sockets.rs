@@ -12,7 +12,7 @@ const CONTROL_WORDS: usize = 512;
 /// A message's sender, where SO_PASSPIDFD is set.
 const SCM_PIDFD: i32 = 4;
 /// Bytes of an instruction of a filter (`struct sock_filter`).
-const INSTRUCTION: usize = 8;
+pub const INSTRUCTION: usize = 8;
 
 type NameCall = unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
 
@@ -123,7 +123,7 @@ pub fn attach_filter(fd: impl AsFd, program: &[u8]) -> io::Result<()> {
 
 /// One received message.
 #[derive(Debug, Default)]
-pub struct Message {
+pub struct Received {
     /// Bytes read; the data is in the caller's buffer.
     pub len: usize,
     /// Sender's address.
@@ -141,7 +141,7 @@ pub struct Message {
 }
 
 /// `recvmsg` into `buf`, never blocking.
-pub fn receive(fd: impl AsFd, buf: &mut [u8], flags: i32) -> io::Result<Message> {
+pub fn receive(fd: impl AsFd, buf: &mut [u8], flags: i32) -> io::Result<Received> {
     let mut addr = vec![0u8; ADDRESS_MAX];
     let mut control = vec![0u64; CONTROL_WORDS];
     let mut iov = libc::iovec {
@@ -197,7 +197,7 @@ pub fn receive(fd: impl AsFd, buf: &mut [u8], flags: i32) -> io::Result<Message>
         // SAFETY: `head` is a header of `msg`.
         head = unsafe { libc::CMSG_NXTHDR(&raw const msg, head) };
     }
-    Ok(Message {
+    Ok(Received {
         len,
         from: addr,
         fds,

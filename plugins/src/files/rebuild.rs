@@ -339,6 +339,9 @@ fn make_new(
         let _ = fd::unlink_at(&above, &name);
     }
     let (mode, named) = done?;
+    if !named {
+        tracing::warn!(path = %path.display(), "the name leads to a file that is not the job's to replace: the job goes on with its own, which has no name");
+    }
     let seen = Seen::of(&file).at("stat")?;
     Ok(BuiltFile {
         anchor: (!named).then_some(file),

@@ -6,7 +6,8 @@
 
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::sys::fd;
-use crate::sys::sock::{self, Addr, Received};
+use crate::sys::sock::{self, Addr};
+use belay_kernel::sockets::Received;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -192,7 +193,7 @@ fn message(r: Received, buf: &[u8]) -> io::Result<Peeked> {
     Ok(Peeked {
         data: buf[..r.len].to_vec(),
         fds: r.fds,
-        from: r.from,
+        from: Addr(r.from),
         creds: r.creds,
     })
 }

@@ -2,7 +2,7 @@
 
 use belay_kernel::numbers::lend;
 use belay_kernel::plain::Plain;
-use belay_kernel::sockets;
+use belay_kernel::sockets::{self, Received};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, Shutdown, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -294,37 +294,9 @@ pub(crate) fn set_bytes(fd: RawFd, level: i32, option: i32, raw: &[u8]) -> io::R
     sockets::set_option_bytes(lend(fd)?, level, option, raw)
 }
 
-/// One received message.
-#[derive(Debug, Default)]
-pub(crate) struct Received {
-    /// Bytes read; the data is in the caller's buffer.
-    pub(crate) len: usize,
-    /// Sender's address.
-    pub(crate) from: Addr,
-    /// Descriptors it carried.
-    pub(crate) fds: Vec<OwnedFd>,
-    /// `MSG_*` flags of the message.
-    pub(crate) flags: i32,
-    /// Process, user and group of its sender, where SO_PASSCRED is set and the kernel knows them.
-    pub(crate) creds: Option<libc::ucred>,
-    /// Where several datagrams have come as one (UDP_GRO): how long each is, but for the last.
-    pub(crate) segment: Option<usize>,
-    /// What an internet protocol tells of it: level, type, data.
-    pub(crate) told: Vec<(i32, i32, Vec<u8>)>,
-}
-
 /// `recvmsg` into `buf`, never blocking.
 pub(crate) fn receive(fd: RawFd, buf: &mut [u8], flags: i32) -> io::Result<Received> {
-    let m = sockets::receive(lend(fd)?, buf, flags)?;
-    Ok(Received {
-        len: m.len,
-        from: Addr(m.from),
-        fds: m.fds,
-        flags: m.flags,
-        creds: m.creds,
-        segment: m.segment,
-        told: m.told,
-    })
+    sockets::receive(lend(fd)?, buf, flags)
 }
 
 /// Peeks at what can be read now, without allocating; how much of it is in `buf`.

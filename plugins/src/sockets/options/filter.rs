@@ -3,12 +3,9 @@
 use crate::fault::{refuse, At, Fault};
 use crate::sys::sock;
 use belay_kernel::numbers::lend;
-use belay_kernel::sockets;
+use belay_kernel::sockets::{self, INSTRUCTION};
 use std::io;
 use std::os::fd::RawFd;
-
-/// Bytes of an instruction (`struct sock_filter`).
-const INSTRUCTION: usize = 8;
 
 /// The instructions of the filter of `raw`, none where it has none.
 pub(super) fn read(raw: RawFd) -> Result<Option<Vec<u8>>, Fault> {

@@ -6,7 +6,8 @@
 
 use crate::fault::Fault;
 use crate::sockets::queue;
-use crate::sys::sock::{Addr, Received};
+use crate::sys::sock::Addr;
+use belay_kernel::sockets::Received;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
@@ -52,7 +53,7 @@ impl Waiting {
                 Some(segment) => data.chunks(segment).map(<[u8]>::to_vec).collect(),
                 None => vec![data.to_vec()],
             },
-            from: r.from,
+            from: Addr(r.from),
             told: Told::of(&r.told),
         }
     }
