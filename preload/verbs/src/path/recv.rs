@@ -27,7 +27,7 @@ unsafe fn post_one(c: *mut Context, w: &RecvWr, wr_id: u64, post: impl FnOnce(*m
     if is_identity() {
         return post(&mut one);
     }
-    let mut sges = Segments::default();
+    let mut sges = Segments::new();
     match sges.translated(ShadowContext::of(c), w.sg_list, w.num_sge as usize) {
         Some(list) => {
             one.sg_list = list;

@@ -4,7 +4,8 @@ use crate::names::context_of;
 use crate::shadow::{Entry, Log, ShadowAh, ShadowContext, ShadowQp};
 use crate::translate::{self, is_identity};
 use belay_ibv::*;
-use std::ptr::{addr_of_mut, null_mut};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Requests that are given to the provider at a time, where they are not the program's own.
@@ -159,13 +160,13 @@ pub(crate) unsafe fn give(q: &ShadowQp, log: &Log, first: u64, end: u64) -> (u64
     let mut at = first;
     while at < end {
         let count = BATCH.min((end - at) as usize);
-        let (mut wrs, mut sges) = ([EMPTY; BATCH], Segments::default());
+        let (mut wrs, mut sges) = ([const { MaybeUninit::uninit() }; BATCH], Segments::new());
         let mut made = 0;
         while made < count {
             let Some(one) = request(q, log, at + made as u64, &mut sges) else {
                 break;
             };
-            wrs[made] = one;
+            wrs[made].write(one);
             made += 1;
         }
         // One request has no more segments than there is room for: it has no handle.
@@ -174,12 +175,13 @@ pub(crate) unsafe fn give(q: &ShadowQp, log: &Log, first: u64, end: u64) -> (u64
         }
         let count = made;
         for i in 1..count {
-            wrs[i - 1].next = addr_of_mut!(wrs[i]);
+            let next = wrs[i].as_mut_ptr();
+            wrs[i - 1].assume_init_mut().next = next;
         }
         let mut bad = null_mut();
-        let error = post(q.real, addr_of_mut!(wrs[0]), &mut bad);
+        let error = post(q.real, wrs[0].as_mut_ptr(), &mut bad);
         if error != 0 {
-            let taken = (0..count).position(|i| addr_of_mut!(wrs[i]) == bad).unwrap_or(0);
+            let taken = wrs[..count].iter().position(|w| w.as_ptr() == bad).unwrap_or(0);
             return (at + taken as u64 - first, error);
         }
         at += count as u64;
@@ -207,37 +209,36 @@ const EMPTY: SendWr = SendWr {
     rest: [0; 6],
 };
 
-/// Memory for segments that are not the log's own.
+/// Memory for segments that are not the log's own. It is not cleared, nor are the requests: of most of it nothing is
+/// used, and that would take longer than all the rest.
 pub(super) struct Segments {
-    list: [Sge; SEGMENTS],
+    list: [MaybeUninit<Sge>; SEGMENTS],
     used: usize,
 }
 
 /// More than any adapter takes with one request.
 const SEGMENTS: usize = 128;
 
-impl Default for Segments {
-    fn default() -> Self {
+impl Segments {
+    pub(super) fn new() -> Self {
         Segments {
-            list: [Sge::default(); SEGMENTS],
+            list: [const { MaybeUninit::uninit() }; SEGMENTS],
             used: 0,
         }
     }
-}
 
-impl Segments {
     /// The same segments with the keys of today.
     pub(super) unsafe fn translated(&mut self, c: &ShadowContext, list: *const Sge, count: usize) -> Option<*mut Sge> {
         let to = self.list.get_mut(self.used..self.used + count)?;
         for (i, s) in to.iter_mut().enumerate() {
             let from = *list.add(i);
-            *s = Sge {
+            s.write(Sge {
                 lkey: c.lkey(from.lkey),
                 ..from
-            };
+            });
         }
         self.used += count;
-        Some(to.as_mut_ptr())
+        Some(to.as_mut_ptr().cast())
     }
 }
 
