@@ -2,6 +2,9 @@
 
 use crate::model::FileIdentity;
 use crate::name::Name;
+use object::elf::{FileHeader64, ProgramHeader64, ELF_NOTE_GNU, NT_GNU_BUILD_ID, PT_NOTE};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader};
+use object::{pod, LittleEndian};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -10,10 +13,13 @@ use std::sync::Arc;
 
 /// Files without a build id are hashed up to this length; of longer ones length and time must do.
 const HASH_LIMIT: u64 = 16 << 20;
-const PT_NOTE: u32 = 4;
-const NT_GNU_BUILD_ID: u32 = 3;
-/// Longer note segments than this are not searched.
+/// Longer note segments than this are not searched,
 const NOTE_LIMIT: u64 = 64 << 10;
+/// nor more segments.
+const SEGMENTS: usize = 256;
+
+type Header = FileHeader64<LittleEndian>;
+type Segment = ProgramHeader64<LittleEndian>;
 
 /// Opens the file at `path` to look at it.
 pub fn open(path: &Path) -> io::Result<File> {
@@ -97,63 +103,31 @@ pub fn is_elf(file: &File) -> bool {
     file.read_exact_at(&mut magic, 0).is_ok() && magic == *b"\x7fELF"
 }
 
-/// The GNU build id of a 64-bit ELF file.
+/// The GNU build id of a 64-bit ELF file. Nothing is read by the file's offset, which may be a program's.
 fn build_id(file: &File) -> Option<String> {
-    let mut head = [0u8; 64];
-    file.read_exact_at(&mut head, 0).ok()?;
-    if &head[..6] != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let table = u64_at(&head, 32)?;
-    let (size, count) = (u64::from(u16_at(&head, 54)?), u64::from(u16_at(&head, 56)?));
-    for i in 0..count.min(256) {
-        let mut p = [0u8; 56];
-        file.read_exact_at(&mut p, table.checked_add(i * size)?).ok()?;
-        if u32_at(&p, 0)? != PT_NOTE {
-            continue;
-        }
-        let (offset, bytes) = (u64_at(&p, 8)?, u64_at(&p, 32)?);
-        let mut notes = vec![0u8; usize::try_from(bytes.min(NOTE_LIMIT)).ok()?];
-        file.read_exact_at(&mut notes, offset).ok()?;
-        if let Some(id) = find_build_id(&notes) {
-            return Some(id);
+    let mut bytes = [0u8; size_of::<Header>()];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    let head = Header::parse(&bytes[..]).ok()?;
+    let e = head.endian().ok()?;
+    let count = usize::from(head.e_phnum(e)).min(SEGMENTS);
+    let mut bytes = vec![0u8; count * size_of::<Segment>()];
+    file.read_exact_at(&mut bytes, head.e_phoff(e)).ok()?;
+    let segments: &[Segment] = pod::slice_from_all_bytes(&bytes).ok()?;
+    segments.iter().filter(|p| p.p_type(e) == PT_NOTE).find_map(|p| {
+        let mut notes = vec![0u8; usize::try_from(p.p_filesz(e).min(NOTE_LIMIT)).ok()?];
+        file.read_exact_at(&mut notes, p.p_offset(e)).ok()?;
+        find_build_id(&notes, p.p_align(e))
+    })
+}
+
+fn find_build_id(notes: &[u8], align: u64) -> Option<String> {
+    let mut notes = NoteIterator::<Header>::new(LittleEndian, align, notes).ok()?;
+    while let Ok(Some(note)) = notes.next() {
+        if note.name() == ELF_NOTE_GNU && note.n_type(LittleEndian) == NT_GNU_BUILD_ID {
+            return Some(note.desc().iter().map(|b| format!("{b:02x}")).collect());
         }
     }
     None
-}
-
-fn find_build_id(notes: &[u8]) -> Option<String> {
-    let mut at = 0usize;
-    loop {
-        let name = usize::try_from(u32_at(notes, at)?).ok()?;
-        let desc = usize::try_from(u32_at(notes, at + 4)?).ok()?;
-        let kind = u32_at(notes, at + 8)?;
-        let name_at = at + 12;
-        let desc_at = name_at.checked_add(name.checked_next_multiple_of(4)?)?;
-        let next = desc_at.checked_add(desc.checked_next_multiple_of(4)?)?;
-        if kind == NT_GNU_BUILD_ID && notes.get(name_at..name_at + name)? == b"GNU\0" {
-            return Some(
-                notes
-                    .get(desc_at..desc_at + desc)?
-                    .iter()
-                    .map(|b| format!("{b:02x}"))
-                    .collect(),
-            );
-        }
-        at = next;
-    }
-}
-
-fn u16_at(b: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(b.get(at..at.checked_add(2)?)?.try_into().ok()?))
-}
-
-fn u32_at(b: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(b.get(at..at.checked_add(4)?)?.try_into().ok()?))
-}
-
-fn u64_at(b: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(b.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
 #[cfg(test)]
@@ -172,11 +146,11 @@ mod tests {
     #[test]
     fn hostile_notes_are_not_followed() {
         let mut n = vec![0xffu8; 64];
-        assert_eq!(find_build_id(&n), None);
+        assert_eq!(find_build_id(&n, 4), None);
         n[..4].copy_from_slice(&4u32.to_le_bytes());
         n[4..8].copy_from_slice(&1000u32.to_le_bytes());
         n[8..12].copy_from_slice(&3u32.to_le_bytes());
         n[12..16].copy_from_slice(b"GNU\0");
-        assert_eq!(find_build_id(&n), None);
+        assert_eq!(find_build_id(&n, 4), None);
     }
 }

@@ -4,15 +4,15 @@
 //! one flat image that can be copied to any page-aligned address. Only this project's own programs are loaded, but the
 //! file is still checked, not trusted.
 
+use object::elf::{Dyn64, FileHeader64, Rela64, DT_RELA, DT_RELASZ, EM_X86_64, PT_DYNAMIC, PT_LOAD, R_X86_64_RELATIVE};
+use object::pod::{self, Pod};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, Rela};
+use object::LittleEndian;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
-const DT_RELA: u64 = 7;
-const DT_RELASZ: u64 = 8;
-const R_X86_64_RELATIVE: u64 = 8;
 const PAGE: u64 = 4096;
 /// No such program is larger.
 const MAX_BYTES: u64 = 4 << 20;
@@ -72,43 +72,36 @@ impl Blob {
     }
 
     fn parse(elf: &[u8]) -> Option<Self> {
-        if elf.get(..6)? != b"\x7fELF\x02\x01" || half(elf, 18)? != 62 {
+        let head = FileHeader64::<LittleEndian>::parse(elf).ok()?;
+        let e = head.endian().ok()?;
+        if head.e_machine(e) != EM_X86_64 {
             return None;
         }
-        let entry = word(elf, 24)?;
-        let headers = word(elf, 32)?;
-        let (size, count) = (u64::from(half(elf, 54)?), u64::from(half(elf, 56)?));
         let mut image = Vec::new();
         let mut dynamic = None;
-        for i in 0..count {
-            let at = usize::try_from(headers.checked_add(i * size)?).ok()?;
-            let kind = u32::from_le_bytes(elf.get(at..at + 4)?.try_into().ok()?);
-            let (offset, vaddr) = (word(elf, at + 8)?, word(elf, at + 16)?);
-            let (file_bytes, mem_bytes) = (word(elf, at + 32)?, word(elf, at + 40)?);
-            if kind == PT_LOAD {
-                let end = vaddr
-                    .checked_add(mem_bytes)
-                    .filter(|e| *e <= MAX_BYTES && file_bytes <= mem_bytes)?;
-                let end = usize::try_from(end).ok()?;
+        for segment in head.program_headers(e, elf).ok()? {
+            let (from, bytes) = (segment.p_vaddr(e), segment.p_memsz(e));
+            let end = from.checked_add(bytes).filter(|end| *end <= MAX_BYTES);
+            if segment.p_type(e) == PT_LOAD {
+                let data = segment.data(e, elf).ok().filter(|data| data.len() as u64 <= bytes)?;
+                let end = usize::try_from(end?).ok()?;
                 if image.len() < end {
                     image.resize(end, 0);
                 }
-                let data = elf
-                    .get(usize::try_from(offset).ok()?..)?
-                    .get(..usize::try_from(file_bytes).ok()?)?;
                 image
-                    .get_mut(usize::try_from(vaddr).ok()?..)?
+                    .get_mut(usize::try_from(from).ok()?..)?
                     .get_mut(..data.len())?
                     .copy_from_slice(data);
-            } else if kind == PT_DYNAMIC {
-                dynamic = Some((vaddr, mem_bytes));
+            } else if segment.p_type(e) == PT_DYNAMIC {
+                dynamic = Some(from..end?);
             }
         }
         image.resize(image.len().next_multiple_of(PAGE as usize), 0);
         let relocations = match dynamic {
-            Some((at, bytes)) => relocations(&image, at, bytes)?,
+            Some(range) => relocations(&image, range)?,
             None => Vec::new(),
         };
+        let entry = head.e_entry(e);
         (entry < image.len() as u64).then_some(Self {
             image,
             entry,
@@ -142,30 +135,28 @@ impl Blob {
     }
 }
 
-fn half(b: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(b.get(at..at + 2)?.try_into().ok()?))
-}
-
 fn word(b: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(b.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-fn relocations(image: &[u8], at: u64, bytes: u64) -> Option<Vec<(u64, u64)>> {
-    let (mut table, mut table_bytes) = (0, 0);
-    for i in 0..bytes / 16 {
-        let entry = usize::try_from(at + i * 16).ok()?;
-        match word(image, entry)? {
-            DT_RELA => table = word(image, entry + 8)?,
-            DT_RELASZ => table_bytes = word(image, entry + 8)?,
-            _ => {}
-        }
-    }
-    (0..table_bytes / 24)
-        .map(|i| {
-            let r = usize::try_from(table + i * 24).ok()?;
-            let (place, kind, addend) = (word(image, r)?, word(image, r + 8)?, word(image, r + 16)?);
+/// The entries of a table in the image.
+fn table<T: Pod>(image: &[u8], range: Range<u64>) -> Option<&[T]> {
+    let range = usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?;
+    pod::slice_from_all_bytes(image.get(range)?).ok()
+}
+
+fn relocations(image: &[u8], dynamic: Range<u64>) -> Option<Vec<(u64, u64)>> {
+    let e = LittleEndian;
+    let dynamic: &[Dyn64<LittleEndian>] = table(image, dynamic)?;
+    let value = |tag| dynamic.iter().rfind(|d| d.d_tag(e) == tag).map_or(0, |d| d.d_val(e));
+    let from = value(DT_RELA);
+    let all: &[Rela64<LittleEndian>] = table(image, from..from.checked_add(value(DT_RELASZ))?)?;
+    all.iter()
+        .map(|r| {
+            let place = r.r_offset(e);
             let fits = place.checked_add(8)? <= image.len() as u64;
-            (kind == R_X86_64_RELATIVE && fits).then_some((place, addend))
+            let relative = r.r_type(e, false) == R_X86_64_RELATIVE && r.r_sym(e, false) == 0;
+            (relative && fits).then_some((place, r.r_addend(e).cast_unsigned()))
         })
         .collect()
 }
@@ -177,7 +168,7 @@ mod tests {
     /// The smallest such file: one segment that holds everything.
     fn tiny() -> Vec<u8> {
         let mut e = vec![0u8; 0x200];
-        e[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        e[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         e[18] = 62;
         e[24] = 0x10; // entry
         e[32] = 64; // program headers
