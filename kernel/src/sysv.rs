@@ -97,8 +97,13 @@ pub mod shm {
             let at = unsafe { libc::shmat(self.id, std::ptr::null(), flags) };
             match NonNull::new(at.cast::<u8>()) {
                 Some(base) if at.addr() != usize::MAX => {
-                    // SAFETY: whole pages of the segment are there until it is detached.
-                    Ok(Attached(unsafe { Memory::at_base(base, self.bytes.next_multiple_of(4096)) }))
+                    // SAFETY: nothing is read or written of it before it is known to be as long.
+                    let attached = Attached(unsafe { Memory::at_base(base, self.bytes.next_multiple_of(4096)) });
+                    // Another one may have got its number since it was looked at. What is attached keeps its own.
+                    match stat(self.id)?.shm_segsz >= self.bytes {
+                        true => Ok(attached),
+                        false => Err(io::Error::from_raw_os_error(libc::EIDRM)),
+                    }
                 }
                 _ => Err(io::Error::last_os_error()),
             }
