@@ -75,7 +75,7 @@ fn the_gate_has_a_limit_of_its_own_or_the_usual_one() {
     let kept: Config = serde_json::from_str(&stored).unwrap();
     assert_eq!((kept.gate.limit().as_millis(), kept.gate.rebuild().as_secs()), (500, 60));
     assert!(c.add("[gate]\nlimit = \"2h\"").unwrap_err().what.contains("1ms to 1h"));
-    assert!(c.add("[gate]\nrebuild = \"0s\"").unwrap_err().what.contains("1ms to 1h"));
+    assert!(c.add("[gate]\nrebuild = \"2h\"").unwrap_err().what.contains("1ms to 1h"));
     assert_eq!(serde_json::from_str::<Config>("{}").unwrap().gate, Gate::default());
 }
 

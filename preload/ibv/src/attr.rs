@@ -256,19 +256,46 @@ pub struct DeviceAttr {
     /// From `max_mr` to `max_qp_rd_atom` and on to `max_ee_init_rd_atom`.
     pub limits: [i32; 7],
     pub atomic_cap: u32,
-    /// From `max_ee` to `max_srq_sge`.
-    pub more: [i32; 14],
+    pub max_ee: i32,
+    pub max_rdd: i32,
+    pub max_mw: i32,
+    pub max_raw_ipv6_qp: i32,
+    pub max_raw_ethy_qp: i32,
+    /// From `max_mcast_grp` to `max_srq_sge`.
+    pub more: [i32; 9],
     pub max_pkeys: u16,
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
 }
 
-/// `ibv_device_attr_ex`: what stands in front of it. The rest only passes through.
+pub const DEVICE_MEM_WINDOW: u32 = 1 << 17;
+pub const DEVICE_XRC: u32 = 1 << 20;
+pub const DEVICE_MEM_WINDOW_TYPE_2A: u32 = 1 << 23;
+pub const DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
+pub const DEVICE_RAW_IP_CSUM: u32 = 1 << 26;
+pub const DEVICE_MANAGED_FLOW_STEERING: u32 = 1 << 29;
+pub const DEVICE_RAW_SCATTER_FCS: u64 = 1 << 34;
+
+/// `ibv_device_attr_ex`; a program may have been compiled with a shorter one.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceAttrEx {
     pub orig_attr: DeviceAttr,
     pub comp_mask: u32,
+    /// `odp_caps`, `completion_timestamp_mask` and `hca_core_clock`.
+    pub times: [u64; 5],
+    pub device_cap_flags_ex: u64,
+    pub tso_caps: [u32; 2],
+    pub rss_caps: [u64; 4],
+    pub max_wq_type_rq: u32,
+    pub packet_pacing_caps: [u32; 3],
+    pub raw_packet_caps: u32,
+    pub tm_caps: [u32; 5],
+    pub cq_mod_caps: [u16; 2],
+    pub max_dm_size: u64,
+    pub pci_atomic_caps: [u16; 3],
+    pub xrc_odp_caps: u32,
+    pub phys_port_cnt_ex: u32,
 }
 
 #[repr(C)]

@@ -40,7 +40,9 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a) {
         .max_qp = (int)l.max_qp,
         .max_qp_wr = (int)l.max_qp_wr,
         .device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN |
-                            IBV_DEVICE_SRQ_RESIZE,
+                            IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_XRC | IBV_DEVICE_MEM_WINDOW |
+                            IBV_DEVICE_MANAGED_FLOW_STEERING,
+        .max_mw = 1024,
         .max_sge = FV_MAX_SGE,
         .max_sge_rd = FV_MAX_SGE,
         .max_cq = 16384,
@@ -80,6 +82,9 @@ int fv_query_device_ex(struct ibv_context *c, const struct ibv_query_device_ex_i
     if (vext_field_avail(struct ibv_device_attr_ex, phys_port_cnt_ex, size)) {
         a->pci_atomic_caps.fetch_add = a->pci_atomic_caps.compare_swap = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP;
         a->phys_port_cnt_ex = 1;
+        a->max_dm_size = 1 << 20;
+        a->max_wq_type_rq = 64;
+        a->tm_caps.max_num_tags = 64;
     }
     return 0;
 }

@@ -33,11 +33,30 @@ static void try(enum ibv_qp_type type, uint64_t operations, int is_known) {
     else EQ(errno, EOPNOTSUPP);
 }
 
+// A device tells of nothing that is refused.
+static void tells(void) {
+    uint64_t refused = IBV_DEVICE_XRC | IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MANAGED_FLOW_STEERING;
+    struct ibv_device_attr plain;
+    struct ibv_device_attr_ex extended;
+    Z(ibv_query_device(a.port.context, &plain));
+    EQ(plain.device_cap_flags & refused, all ? refused : 0);
+    EQ(plain.max_mw > 0, all);
+    EQ(plain.max_srq, 4096);
+    Z(ibv_query_device_ex(a.port.context, NULL, &extended));
+    EQ(extended.device_cap_flags_ex & refused, all ? refused : 0);
+    EQ(extended.max_dm_size > 0, all);
+    EQ(extended.max_wq_type_rq > 0, all);
+    EQ(extended.tm_caps.max_num_tags > 0, all);
+    EQ(extended.hca_core_clock, 1000000);
+    EQ(extended.phys_port_cnt_ex, 1);
+}
+
 int main(int argc, char **argv) {
     begin("verbs_offers");
     all = given(argc, argv, "all");
     fault("any_qp=1");
     make_end(&a, "offers", 64);
+    tells();
     for (int type = IBV_QPT_RC; type <= IBV_QPT_UD; type++) try((enum ibv_qp_type)type, 0, 1);
     try(IBV_QPT_RAW_PACKET, 0, 0);
     try(IBV_QPT_XRC_SEND, 0, 0);

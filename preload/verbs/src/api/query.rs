@@ -20,7 +20,15 @@ unsafe extern "C" fn ibv_query_device(context: *mut Context, attr: *mut DeviceAt
     error
 }
 
-/// The numbers of the device that the program has opened.
+/// What the library refuses, as a device without it says.
+const REFUSED: u32 = DEVICE_MEM_WINDOW
+    | DEVICE_XRC
+    | DEVICE_MEM_WINDOW_TYPE_2A
+    | DEVICE_MEM_WINDOW_TYPE_2B
+    | DEVICE_RAW_IP_CSUM
+    | DEVICE_MANAGED_FLOW_STEERING;
+
+/// The numbers of the device that the program has opened, without what it may not use of it.
 unsafe fn show_device(c: &ShadowContext, attr: &mut DeviceAttr) {
     if attr.sys_image_guid == attr.node_guid {
         attr.sys_image_guid = (*c.device()).guid;
@@ -29,6 +37,8 @@ unsafe fn show_device(c: &ShadowContext, attr: &mut DeviceAttr) {
     // Less the places that queues have for markers.
     attr.max_qp_wr = (attr.max_qp_wr - 1).max(0);
     attr.max_cqe = (attr.max_cqe - super::cq::SPARE).max(0);
+    attr.device_cap_flags &= !REFUSED;
+    (attr.max_mw, attr.max_raw_ipv6_qp, attr.max_raw_ethy_qp) = (0, 0, 0);
 }
 
 pub(crate) unsafe extern "C" fn query_device_ex(
@@ -43,8 +53,15 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         return libc::EOPNOTSUPP;
     };
     let error = ask(c.real, input, attr, size);
-    if error == 0 {
-        show_device(c, &mut (*attr).orig_attr);
+    if error == 0 && size >= size_of::<DeviceAttr>() {
+        // Theirs may be shorter.
+        let (mut full, bytes) = (std::mem::zeroed::<DeviceAttrEx>(), size.min(size_of::<DeviceAttrEx>()));
+        std::ptr::from_mut(&mut full).cast::<u8>().copy_from_nonoverlapping(attr.cast(), bytes);
+        show_device(c, &mut full.orig_attr);
+        full.device_cap_flags_ex &= !(u64::from(REFUSED) | DEVICE_RAW_SCATTER_FCS);
+        (full.rss_caps, full.max_wq_type_rq, full.raw_packet_caps) = ([0; 4], 0, 0);
+        (full.tm_caps, full.max_dm_size, full.xrc_odp_caps) = ([0; 5], 0, 0);
+        attr.cast::<u8>().copy_from_nonoverlapping((&raw const full).cast(), bytes);
     }
     error
 }
