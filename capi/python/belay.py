@@ -124,32 +124,44 @@ class History:
     def __init__(self, name, dir, host_bytes=0, keep=LASTING, policy=OURS, layout=PAGED, extent_bytes=0):
         self._at = _handle()
         self._regions = {}
-        self._regions_lock = threading.Lock()
-        # Calls that go on; the history is closed when there are none. In a forked child nobody looks at them.
-        self._calls, self._call_ended, self._process = 0, threading.Condition(), os.getpid()
+        self._regions_lock = threading.RLock()
+        # Calls that go on, and their threads: the history is closed when there are none. A forked child looks at neither.
+        self._calls, self._changed, self._process = {}, threading.Condition(), os.getpid()
+        # What the last of them is to close.
+        self._left = None
         options = _Options(
             name=name.encode(), dir=os.fsencode(dir), host_bytes=host_bytes, extent_bytes=extent_bytes, policy=policy, layout=layout, keep=keep
         )
         _checked(_library.belay_history_open(ctypes.byref(options), ctypes.byref(self._at)))
 
+    def _is_of_parent(self):
+        return os.getpid() != self._process
+
     def _call(self, name, *arguments):
         function = getattr(_library, "belay_history_" + name)
-        if os.getpid() != self._process:
+        if self._is_of_parent():
             return _checked(function(self._at, *arguments))
-        with self._call_ended:
-            if not self._at:
-                raise ValueError("the history is closed")
-            at = self._at
-            self._calls += 1
+        call, last = object(), None
         try:
+            with self._changed:
+                if not self._at:
+                    raise ValueError("the history is closed")
+                at = self._at
+                self._calls[call] = threading.get_ident()
             return _checked(function(at, *arguments))
         finally:
-            with self._call_ended:
-                self._calls -= 1
-                self._call_ended.notify_all()
+            with self._changed:
+                self._calls.pop(call, None)
+                if not self._calls:
+                    last, self._left = self._left, None
+                self._changed.notify_all()
+            if last:
+                self._end(last)
 
     def region(self, id, memory):
         """A part of the versions: C-contiguous, writable memory, which is kept as it is until it is replaced. None: a part no more."""
+        if self._is_of_parent():
+            self._call("region", id, None, 0)
         if memory is None:
             with self._regions_lock:
                 self._call("region", id, None, 0)
@@ -230,18 +242,29 @@ class History:
         return {name: getattr(stats, name) for name in _STATS}
 
     def close(self):
-        """Ends the history, when the calls that go on in other threads have ended. Once is enough."""
-        if os.getpid() != self._process:
+        """Ends the history, when the calls that go on have ended: it waits for those of other threads. Once is enough."""
+        if self._is_of_parent():
             at, self._at = self._at, _handle()
         else:
-            with self._call_ended:
+            with self._changed:
                 at, self._at = self._at, _handle()
-                while self._calls:
-                    self._call_ended.wait()
+                if threading.get_ident() in self._calls.values():
+                    # In a handler of a signal that has come during a call, which closes it.
+                    self._left = at or self._left
+                    return
+                try:
+                    while self._calls:
+                        self._changed.wait()
+                except BaseException:
+                    self._at = at
+                    raise
         if at:
-            answer = _library.belay_history_close(at)
-            self._regions.clear()
-            _checked(answer)
+            self._end(at)
+
+    def _end(self, at):
+        answer = _library.belay_history_close(at)
+        self._regions.clear()
+        _checked(answer)
 
     def __enter__(self):
         return self

@@ -236,9 +236,10 @@ impl Gate {
         self.limit.map_or(belay_plugins::gate::LIMIT, |t| t.0)
     }
 
-    /// How long they may take to make things again.
+    /// How long they may take to make things again. What is said of coming to rest was the limit of this too, once.
     pub fn rebuild(&self) -> Duration {
-        self.rebuild.map_or(belay_plugins::gate::REBUILD_LIMIT, |t| t.0)
+        let usual = || belay_plugins::gate::REBUILD_LIMIT.max(self.limit());
+        self.rebuild.map_or_else(usual, |t| t.0)
     }
 
     fn check(&self) -> Result<(), String> {

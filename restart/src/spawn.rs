@@ -212,6 +212,8 @@ impl Forest<'_> {
                 // Else the agent, once it has none itself, could not read the status at the next checkpoint.
                 sys::give_up_capabilities().map_err(failed("give up capabilities"))?;
             } else {
+                // The limit can be raised by who is root still.
+                without_core();
                 sys::become_user(&process.creds).map_err(failed("take the user and groups of one that has ended"))?;
             }
             end_like(process, status);

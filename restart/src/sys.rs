@@ -97,9 +97,20 @@ pub(crate) fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Takes these users and groups, for which the calling thread is privileged.
+/// Takes these users and groups, for which the calling thread is privileged, if it has others.
 pub(crate) fn become_user(creds: &Credentials) -> io::Result<()> {
     let ([r, e, s, _], [gr, ge, gs, _]) = (creds.uids, creds.gids);
+    let (mut uids, mut gids) = ([0; 3], [0; 3]);
+    let [ur, ue, us] = uids.each_mut().map(std::ptr::from_mut);
+    // SAFETY: three live numbers.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_getresuid, ur, ue, us) })?;
+    let [ur, ue, us] = gids.each_mut().map(std::ptr::from_mut);
+    // SAFETY: as above.
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_getresgid, ur, ue, us) })?;
+    // Where nothing is to change, the caller need not be allowed to change anything.
+    if (uids, gids) == ([r, e, s], [gr, ge, gs]) {
+        return Ok(());
+    }
     // SAFETY: a live list of so many numbers.
     belay_kernel::check(unsafe { libc::syscall(libc::SYS_setgroups, creds.groups.len(), creds.groups.as_ptr()) })?;
     // SAFETY: takes numbers only.

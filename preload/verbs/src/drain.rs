@@ -21,7 +21,7 @@ use crate::lock::Lock;
 use crate::names::{both_ends, PortName, QpFact, QpName};
 use crate::path::{collect, mark, takes_receive};
 use crate::real::real;
-use crate::rebuild::will_tell;
+use crate::rebuild::{tell_sizes, too_much};
 use crate::rounds::{Heard, Told};
 use crate::settled::{settled, Need, Peer, Request};
 use crate::shadow::{ShadowQp, World, WORLD};
@@ -43,8 +43,6 @@ const NEVER_AGAIN: Duration = Duration::from_secs(1);
 const MANY: u32 = 50;
 /// The sum of what is not at rest.
 const BUSY: &[u8] = b"busy";
-/// The sums of what all will tell in the first rounds of a restart, bytes.
-const TOLD_LATER: [&[u8]; 2] = [b"names", b"keys"];
 
 #[derive(Default)]
 struct State {
@@ -182,7 +180,9 @@ pub(crate) fn close(order: u32, round: u32, heard: u64, limit: Duration) -> Answ
     }
     let ports = heard.facts(b"p").filter_map(|(port, _)| port.try_into().ok());
     state.ports.extend(ports.map(PortName));
-    if let Some(why) = too_much(heard).or_else(|| stranger(&world, &peers, &state.ports, round)) {
+    // SAFETY: on the lists, so they live.
+    let too_much = unsafe { too_much(&world, heard) };
+    if let Some(why) = too_much.or_else(|| stranger(&world, &peers, &state.ports, round)) {
         return Answer::Refused(why);
     }
     state.told = tell_all(&world, state, busy);
@@ -387,18 +387,6 @@ unsafe fn has_room(q: &ShadowQp) -> bool {
     q.spare > 0 && markers(q) == 0 && on_their_way < (*q.send_cq()).spare as u32
 }
 
-/// Why a restart would be refused, where all would tell more than anybody can hear.
-fn too_much(heard: Heard) -> Option<String> {
-    let bytes = TOLD_LATER.map(|key| heard.sum(key).unwrap_or(0)).into_iter().max()?;
-    (bytes > MAX_TOLD).then(|| {
-        format!(
-            "the job has more queue pairs and memory regions than a restart can tell its processes of ({} MiB, of {} at most): use fewer",
-            bytes >> 20,
-            MAX_TOLD >> 20
-        )
-    })
-}
-
 /// A connection to a port that no process of the job has, nor has had.
 fn stranger(world: &World, peers: &Peers, ports: &HashSet<PortName>, round: u32) -> Option<String> {
     if round == 0 {
@@ -424,8 +412,7 @@ fn tell_all(world: &World, state: &State, busy: u64) -> Told {
     let mut told = Told::default();
     told.sum(BUSY, busy);
     // SAFETY: on the lists, so they live.
-    let later = unsafe { will_tell(world) };
-    TOLD_LATER.iter().zip(later).for_each(|(key, bytes)| told.sum(key, bytes));
+    unsafe { tell_sizes(world, &mut told) };
     for (name, (fact, ..)) in &state.facts {
         told.fact(&name.key(b'q'), &fact.encode());
         told.wish(&fact.peer.key(b'q'));

@@ -4,6 +4,7 @@ import array
 import errno
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -113,6 +114,8 @@ def threads(dir):
         child = os.fork()
         if child == 0:
             raises(OSError, errno.ECHILD, history.put, 2)
+            raises(OSError, errno.ECHILD, history.region, 0, None)
+            raises(OSError, errno.ECHILD, history.region, 0, bytearray(10))
             raises(OSError, errno.ECHILD, history.close)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
@@ -121,7 +124,27 @@ def threads(dir):
         assert done == [None] or step == 0, "the put has failed"
 
 
+def handled(dir):
+    # Closed by the handler of a signal that comes while a call goes on: when that has ended.
+    history = belay.History("handled", dir)
+    history.region(0, bytearray(64 << 20))
+    signal.signal(signal.SIGALRM, lambda *_: history.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    try:
+        for version in range(1000):
+            history.put(version)
+            history.drop(version)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError("it was not closed")
+    history.close()
+    with belay.History("handled", dir) as again:
+        assert len(again.versions()) <= 1
+
+
 reverse(sys.argv[1])
+handled(sys.argv[1])
 threads(sys.argv[1])
 lasting(sys.argv[1])
 arrays(sys.argv[1])

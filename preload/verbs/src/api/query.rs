@@ -56,7 +56,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     if error == 0 && size >= size_of::<DeviceAttr>() {
         // Theirs may be shorter.
         let (mut full, bytes) = (std::mem::zeroed::<DeviceAttrEx>(), size.min(size_of::<DeviceAttrEx>()));
-        std::ptr::from_mut(&mut full).cast::<u8>().copy_from_nonoverlapping(attr.cast(), bytes);
+        std::ptr::from_mut(&mut full)
+            .cast::<u8>()
+            .copy_from_nonoverlapping(attr.cast(), bytes);
         show_device(c, &mut full.orig_attr);
         full.device_cap_flags_ex &= !(u64::from(REFUSED) | DEVICE_RAW_SCATTER_FCS);
         (full.rss_caps, full.max_wq_type_rq, full.raw_packet_caps) = ([0; 4], 0, 0);
