@@ -101,12 +101,12 @@ pub(crate) fn futex_wake(word: &AtomicU32) {
 pub(crate) fn become_user(creds: &Credentials) -> io::Result<()> {
     let ([r, e, s, _], [gr, ge, gs, _]) = (creds.uids, creds.gids);
     let (mut uids, mut gids) = ([0; 3], [0; 3]);
-    let [ur, ue, us] = uids.each_mut().map(std::ptr::from_mut);
+    let [real, own, saved] = uids.each_mut().map(std::ptr::from_mut);
     // SAFETY: three live numbers.
-    belay_kernel::check(unsafe { libc::syscall(libc::SYS_getresuid, ur, ue, us) })?;
-    let [ur, ue, us] = gids.each_mut().map(std::ptr::from_mut);
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_getresuid, real, own, saved) })?;
+    let [real, own, saved] = gids.each_mut().map(std::ptr::from_mut);
     // SAFETY: as above.
-    belay_kernel::check(unsafe { libc::syscall(libc::SYS_getresgid, ur, ue, us) })?;
+    belay_kernel::check(unsafe { libc::syscall(libc::SYS_getresgid, real, own, saved) })?;
     // Where nothing is to change, the caller need not be allowed to change anything.
     if (uids, gids) == ([r, e, s], [gr, ge, gs]) {
         return Ok(());
