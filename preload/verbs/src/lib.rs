@@ -46,6 +46,7 @@ mod rebuild;
 mod rounds;
 mod settled;
 mod shadow;
+mod sizes;
 mod translate;
 
 /// Sets `errno`.

@@ -19,9 +19,9 @@ use crate::path::{give, repost, repost_shared, takes_receive};
 use crate::real::real;
 use crate::rounds::{Heard, Told};
 use crate::settled::done;
-use crate::shadow::{ShadowContext, ShadowMr, ShadowPd, ShadowQp, Table, World, WORLD};
+use crate::shadow::{ShadowContext, ShadowPd, ShadowQp, Table, World, WORLD};
+use crate::sizes::{are_few_keys, is_open, tell_keys};
 use crate::translate::{self, adopt, tables, Keys, Places, Tables};
-use belay_abi::control::{ENTRY, MAX_TOLD};
 use belay_ibv::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{Ordering::Acquire, Ordering::Release};
@@ -31,82 +31,6 @@ const MOST_GIDS: usize = 128;
 
 /// Ports of a job in which everybody is told the keys of all.
 const SMALL_JOB: usize = 64;
-
-/// Bytes of a name as it is told, and of a key.
-const NAME: usize = ENTRY + 21 + 28;
-const KEY: usize = ENTRY + 21 + 4;
-/// The sum of what all tell of their regions, bytes.
-const KEYS: &[u8] = b"keys";
-/// The sum of the names that everybody hears, bytes,
-const NAMES: &[u8] = b"names";
-/// and of those queue pairs whose processes hear all keys.
-const OPEN: &[u8] = b"open";
-
-/// The sum of the names that only those on this port hear, bytes.
-fn on_port(port: &Port) -> Vec<u8> {
-    [&b"names "[..], &port.name(0).0].concat()
-}
-
-/// Whether it may have been told any key, and has no peer that says whose.
-unsafe fn is_open(q: &ShadowQp, state: u32) -> bool {
-    q.kind() != QPT_UD && state == QPS_INIT
-}
-
-/// Tells how much there will be to hear in a restart.
-///
-/// # Safety
-/// All objects on the lists live.
-pub(crate) unsafe fn tell_sizes(world: &World, told: &mut Told) {
-    let ports = |context: *mut Context| ShadowContext::of(context).ports();
-    let all = world.contexts.iter().flat_map(|c| (**c).ports());
-    let mut own: BTreeMap<Vec<u8>, u64> = all.map(|p| (on_port(p), 0)).collect();
-    let (mut names, mut open) = (0, 0);
-    for q in world.qps.iter().map(|q| &**q) {
-        let b = &q.base.base;
-        open += u64::from(is_open(q, b.state));
-        for port in ports(b.context) {
-            let bytes = (port.gids.len().max(1) * NAME) as u64;
-            match q.kind() == QPT_UD || !(QPS_RTR..=QPS_SQE).contains(&b.state) {
-                true => names += bytes,
-                false => *own.entry(on_port(port)).or_default() += bytes,
-            }
-        }
-    }
-    told.sum(NAMES, names);
-    told.sum(OPEN, open);
-    told.sum(KEYS, key_bytes(world));
-    own.iter().for_each(|(key, bytes)| told.sum(key, *bytes));
-}
-
-/// What this process tells of its regions, bytes.
-unsafe fn key_bytes(world: &World) -> u64 {
-    let ports = |m: &*mut ShadowMr| ShadowContext::of((**m).base.context).ports().len();
-    world.mrs.iter().map(|m| (ports(m) * KEY) as u64).sum()
-}
-
-/// What a restart would tell somebody more of than can be heard, as far as the sizes have been told.
-///
-/// # Safety
-/// As for [`tell_sizes`].
-pub(crate) unsafe fn too_much(world: &World, heard: Heard) -> Option<String> {
-    let sum = |key: &[u8]| heard.sum(key).unwrap_or(0);
-    let ports = world.contexts.iter().flat_map(|c| (**c).ports());
-    let names = sum(NAMES) + ports.map(|p| sum(&on_port(p))).sum::<u64>();
-    // What one tells has the same bound: its keys, and whose it wishes.
-    let own = key_bytes(world) + (world.qps.len() * KEY) as u64;
-    let keys = if sum(OPEN) > 0 { sum(KEYS).max(own) } else { own };
-    let (what, bytes) = match names > MAX_TOLD {
-        true => ("queue pairs", names),
-        false => ("memory regions", keys),
-    };
-    (bytes > MAX_TOLD).then(|| {
-        format!(
-            "the job has more {what} than a restart can tell its processes of ({} MiB, of {} at most): use fewer",
-            bytes >> 20,
-            MAX_TOLD >> 20
-        )
-    })
-}
 
 /// What was to be made, and why that is not possible.
 type Made = Result<(), String>;
@@ -342,7 +266,7 @@ unsafe fn names(world: &World) -> Made {
         }
     }
     told.wish(b"o*");
-    told.sum(KEYS, key_bytes(world));
+    tell_keys(world, &mut told);
     // Those that may be called without a connection.
     told.wish(b"d*");
     told.wish(b"i*");
@@ -449,7 +373,7 @@ unsafe fn own_keys(world: &World) {
 unsafe fn connect_all(world: &World, heard: Heard) -> Made {
     own_keys(world);
     let t = adopt(make_tables(world, heard));
-    let few_keys = heard.sum(KEYS).is_none_or(|bytes| bytes <= MAX_TOLD);
+    let few_keys = are_few_keys(heard);
     for srq in &world.srqs {
         let s = &**srq;
         check("receives of a shared queue", repost_shared(s))?;
