@@ -205,16 +205,21 @@ impl Verdict {
                 fate.dead.blocks().iter().for_each(|b| fate.shape.spans(b, &mut out));
             }
         }
-        out.sort_unstable();
-        out.dedup_by(|next, last| {
-            let joined = next.0 <= last.1;
-            if joined {
-                last.1 = last.1.max(next.1);
-            }
-            joined
-        });
+        join(&mut out);
         out
     }
+}
+
+/// Sorts runs of addresses, and makes one of those that touch.
+pub fn join(runs: &mut Vec<(u64, u64)>) {
+    runs.sort_unstable();
+    runs.dedup_by(|next, last| {
+        let joined = next.0 <= last.1;
+        if joined {
+            last.1 = last.1.max(next.1);
+        }
+        joined
+    });
 }
 
 /// Those of `datasets` that lie apart from all others: what two of them have in common is followed in neither.

@@ -372,18 +372,23 @@ fn late(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// The harness has done its part; the next time it kills and restarts the program, which ends well.
+fn then_comes_back(fabric: &mut Fabric, job: &mut Job) -> Result<(), Failure> {
+    done(job)?;
+    is_ready(job)?;
+    restarted(fabric, job)?;
+    done(job)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// A checkpoint that goes on, then one and a restart. Events that a checkpoint has found keep nothing from being
 /// destroyed, and a peer that has gone keeps no checkpoint out.
 fn goes_on_and_comes_back(place: &Place, user: User, check: &str) -> Result<(), Failure> {
     let (mut fabric, mut job) = after(place, user, check, &[])?;
     is_ready(&mut job)?;
     job.checkpoint()?;
-    done(&mut job)?;
-    is_ready(&mut job)?;
-    restarted(&mut fabric, &mut job)?;
-    done(&mut job)?;
-    job.progress(LIMIT)?;
-    job.verdict(false, LIMIT)
+    then_comes_back(&mut fabric, &mut job)
 }
 
 /// An end that was reset, or is not ready yet, keeps the other one's connection from no restart.
@@ -406,12 +411,7 @@ fn many(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let said = text(&o);
     let named = said.contains("more memory regions than a restart can tell");
     want(o.status.code() == Some(80) && named, || format!("{}: {said}", show(o.status)))?;
-    done(&mut job)?;
-    is_ready(&mut job)?;
-    restarted(&mut fabric, &mut job)?;
-    done(&mut job)?;
-    job.progress(LIMIT)?;
-    job.verdict(false, LIMIT)
+    then_comes_back(&mut fabric, &mut job)
 }
 
 /// What a checkpoint that is put off has posted takes no place of the program's.

@@ -1,6 +1,7 @@
 //! Access rights of datasets, and who touches them all the same.
 
 use belay_access::block::Block;
+use belay_access::live::join;
 use belay_access::shape::Shape;
 use std::io;
 use std::mem::MaybeUninit;
@@ -43,14 +44,7 @@ pub(super) fn pages<'a>(shape: &Shape, parts: impl Iterator<Item = &'a Block>) -
             }
         });
     }
-    runs.sort_unstable();
-    runs.dedup_by(|next, last| {
-        let is_joined = next.0 <= last.1;
-        if is_joined {
-            last.1 = last.1.max(next.1);
-        }
-        is_joined
-    });
+    join(&mut runs);
     runs
 }
 
