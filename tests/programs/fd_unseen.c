@@ -29,6 +29,7 @@ int main(void) {
     begin("fd_unseen");
     char path[5][64];
     int fd[5], flags[5];
+    char empty[64];
     fd[0] = file("leased", O_RDWR, path[0]);
     fd[1] = file("input", O_RDONLY, path[1]);
     fd[2] = file("both", O_RDWR | O_APPEND, path[2]);
@@ -43,6 +44,11 @@ int main(void) {
     for (int i = 0; i < 5; i++) flags[i] = (int)OK(fcntl(fd[i], F_GETFL));
     int watch = (int)OK(inotify_init1(IN_NONBLOCK));
     for (int i = 0; i < 5; i++) OK(inotify_add_watch(watch, path[i], IN_ALL_EVENTS));
+    // Of an empty file that is open for writing only there is nothing to be read.
+    snprintf(empty, sizeof empty, "unseen.empty.%d", getpid());
+    int new = (int)OK(open(empty, O_WRONLY | O_CREAT | O_EXCL, 0600));
+    OK(fcntl(new, F_SETLEASE, F_WRLCK));
+    OK(inotify_add_watch(watch, empty, IN_ALL_EVENTS));
     while (running()) {
         EQ(fcntl(fd[0], F_GETLEASE), F_WRLCK);
         EQ(fcntl(fd[4], F_GETLEASE), F_RDLCK);
@@ -54,9 +60,11 @@ int main(void) {
             EQ(lseek(fd[i], 0, SEEK_CUR), 7);
             EQ(fcntl(fd[i], F_GETFL), flags[i]);
         }
+        EQ(fcntl(new, F_GETLEASE), F_WRLCK);
         nothing(watch);
         nap_us(1000);
     }
     for (int i = 0; i < 5; i++) OK(unlink(path[i]));
+    OK(unlink(empty));
     return finish();
 }

@@ -308,6 +308,9 @@ pub(super) fn look(s: &Session<'_>, sought: &Sought) -> io::Result<OwnedFd> {
 /// What the first `bytes` bytes of the object, to which `file` leads, are read from: a description of the job's own
 /// where one is open for reading, else a new one.
 fn source(s: &Session<'_>, sought: &Sought, file: &OwnedFd, bytes: u64) -> io::Result<Box<dyn Source>> {
+    if bytes == 0 {
+        return Ok(Box::new(View::default()));
+    }
     let on_it = || sought.desc.into_iter().flat_map(|id| s.on_same_inode(id));
     let may_read = |id: &&DescId| s.found[**id].flags & libc::O_PATH == 0 && s.found[**id].access() != libc::O_WRONLY;
     let readable = on_it().find(may_read).map(|id| s.take(*id).map_err(io::Error::other));

@@ -48,8 +48,8 @@ impl Source for OwnedFd {
     }
 }
 
-/// See the module.
-#[derive(Debug)]
+/// See the module. The default is that of an empty file.
+#[derive(Debug, Default)]
 pub(crate) struct View {
     mapped: Option<FileAt>,
     /// Length of the file, as far as it is wanted.
