@@ -93,8 +93,7 @@ pub(crate) fn fetch_memory() -> Result<(), String> {
         .ok_or("no MemFree in /proc/meminfo")?;
     let free = free.trim().parse::<usize>().map_err(|e| e.to_string())? << 10;
     // A control group may allow less.
-    let mut gauges = Gauges::default();
-    gauges.add(std::process::id().cast_signed()).map_err(|e| e.to_string())?;
+    let gauges = Gauges::of([std::process::id().cast_signed()]).map_err(|e| e.to_string())?;
     let allowed = gauges.free().map_or(free, |f| f.bytes as usize);
     let half = free.min(allowed).saturating_sub(LEFT_FREE) / 2;
     let touch = || {

@@ -10,7 +10,7 @@ use crate::inject::rescue;
 use crate::inject::{self, Area};
 use crate::memory::contents;
 use crate::memory::headroom;
-use crate::memory::mappings;
+use crate::memory::mappings::{self, Reached};
 use crate::memory::mlock::Locks;
 use crate::memory::snapshot;
 use crate::memory::tracking::devices_write;
@@ -253,7 +253,11 @@ fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'s
 
 /// What can be seen of the processes, and of their threads, from outside.
 fn look(job: &mut Suspended) -> Result<(Vec<Draft>, Vec<Vec<threads::Seen>>), CaptureError> {
-    let read = |job: &mut Suspended| job.processes.iter().map(Draft::read).collect::<Result<Vec<_>, _>>();
+    let mut reached = Reached::default();
+    let read = |job: &mut Suspended| {
+        let drafts = job.processes.iter().map(|p| Draft::read(p, &mut reached));
+        drafts.collect::<Result<Vec<_>, _>>()
+    };
     let (seen, drafts) = threads::look(job, read);
     Ok((drafts?, seen?))
 }

@@ -263,6 +263,8 @@ pub struct Map {
     pub key: u8,
     /// What only a checkpoint knows: its file, to which no path leads, is restored as such.
     pub restored: bool,
+    /// The same: whether a path led to its file when the process had been stopped.
+    pub reached: Option<bool>,
 }
 
 impl Map {
@@ -326,6 +328,7 @@ fn parse_map(line: &[u8]) -> Option<Map> {
         flags: Vec::new(),
         key: 0,
         restored: false,
+        reached: None,
     })
 }
 

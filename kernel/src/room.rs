@@ -37,11 +37,14 @@ pub struct Gauges {
 }
 
 impl Gauges {
-    /// What limits the memory of process `pid` is looked at too.
-    pub fn add(&mut self, pid: i32) -> io::Result<()> {
-        let groups = crate::proc::read_whole(format!("/proc/{pid}/cgroup"))?;
-        self.levels.extend(levels(&mounts::all()?, &groups));
-        Ok(())
+    /// Of what limits the memory of processes `pids`.
+    pub fn of(pids: impl IntoIterator<Item = i32>) -> io::Result<Self> {
+        let read = |pid| crate::proc::read_whole(format!("/proc/{pid}/cgroup"));
+        // Most are in one group.
+        let groups = pids.into_iter().map(read).collect::<io::Result<BTreeSet<_>>>()?;
+        let mounts = mounts::all()?;
+        let levels = groups.iter().flat_map(|groups| levels(&mounts, groups)).collect();
+        Ok(Self { levels })
     }
 
     /// The tightest place now; `None` where nothing can be read.
@@ -283,9 +286,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory() {
-        let mut gauges = Gauges::default();
-        gauges.add(std::process::id().cast_signed()).unwrap();
-        let free = gauges.free().unwrap();
+        let free = Gauges::of([std::process::id().cast_signed()]).unwrap().free().unwrap();
         assert!(free.bytes > 1 << 20 && free.bytes <= meminfo("MemTotal").unwrap(), "{free:?}");
         assert_eq!(value_of("A: 5 kB\nAB:   7 kB\n", "AB"), Some(7168));
     }

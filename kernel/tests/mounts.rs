@@ -29,10 +29,7 @@ fn free_memory_is_told_where_a_mount_has_a_name_that_is_no_text() {
     // SAFETY: the C library lets a child of a process with threads allocate memory.
     let status = match unsafe { libc::fork() } {
         0 => {
-            let told = || {
-                let mut gauges = Gauges::default();
-                gauges.add(std::process::id().cast_signed()).is_ok()
-            };
+            let told = || Gauges::of([std::process::id().cast_signed()]).is_ok();
             let code = match mount_at(place) {
                 false => 77,
                 true => i32::from(!told()),

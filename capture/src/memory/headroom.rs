@@ -226,14 +226,9 @@ impl Plan {
 
 /// For the memory of these processes and of the agent.
 fn gauges(drafts: &[Draft]) -> Result<Gauges, CaptureError> {
-    let mut gauges = Gauges::default();
     let agent = std::process::id().cast_signed();
-    for pid in drafts.iter().map(|d| d.task).chain([agent]) {
-        gauges
-            .add(pid)
-            .map_err(|e| CaptureError::system(format!("read the control groups of process {pid}"), e))?;
-    }
-    Ok(gauges)
+    let all = drafts.iter().map(|d| d.task).chain([agent]);
+    Gauges::of(all).map_err(|e| CaptureError::system("read the control groups of the job", e))
 }
 
 /// How much of what is stored while the processes stand still may be kept in memory until they go on, bytes: a quarter

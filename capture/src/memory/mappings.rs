@@ -145,7 +145,32 @@ pub(crate) fn object(map: &Map) -> ObjectId {
 
 /// Whether the file of a private file mapping can still be had: its path leads to it, or the agent has it open.
 fn file_is_there(map: &Map) -> bool {
-    held::is_held(map) || bare(map) == map.name && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
+    held::is_held(map) || is_at_path(map)
+}
+
+/// The same at the stop, where it has been noted.
+fn was_there(map: &Map) -> bool {
+    held::is_held(map) || map.reached.unwrap_or_else(|| is_at_path(map))
+}
+
+/// Whether the path of `map` leads to its file now.
+fn is_at_path(map: &Map) -> bool {
+    bare(map) == map.name && std::fs::metadata(&map.name).is_ok_and(|m| m.ino() == map.ino)
+}
+
+/// Which mapped files have been found at their paths, of all processes: several mappings show each, and are asked about
+/// at several steps.
+#[derive(Debug, Default)]
+pub(crate) struct Reached(HashMap<(OsString, u64), bool>);
+
+impl Reached {
+    /// Notes of each of `maps` whether its path leads to its file.
+    pub(crate) fn note(&mut self, maps: &mut [Map]) {
+        for map in maps.iter_mut().filter(|m| !m.shared && m.ino != 0) {
+            let known = self.0.entry((map.name.clone(), map.ino));
+            map.reached = Some(*known.or_insert_with(|| is_at_path(map)));
+        }
+    }
 }
 
 /// Whether `map` is a piece of a chunk, as a lazy restart maps them: private memory of the program, whose pages have
@@ -162,7 +187,7 @@ pub(crate) fn pages(map: &Map) -> Pages {
         _ if map.shared || infiniband::is_mapping(map) => Pages::None,
         _ if is_page_file(map) => Pages::All,
         _ if map.restored => Pages::Own,
-        _ if map.ino != 0 && !file_is_there(map) && !starts(map, "/anon_hugepage") => Pages::All,
+        _ if map.ino != 0 && !was_there(map) && !starts(map, "/anon_hugepage") => Pages::All,
         _ => Pages::Own,
     }
 }

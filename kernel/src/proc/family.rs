@@ -78,7 +78,8 @@ impl Family {
     /// machine, or no such lists, the parents of all processes are read instead.
     fn children(&mut self, pid: i32) -> io::Result<Vec<i32>> {
         let tids = tasks(pid).unwrap_or_default();
-        let no_lists = || !std::path::Path::new("/proc/thread-self/children").exists();
+        static LISTS: OnceLock<bool> = OnceLock::new();
+        let no_lists = || !LISTS.get_or_init(|| std::path::Path::new("/proc/thread-self/children").exists());
         if self.parents.is_some() || (tids.len() > 64 && tids.len() > pids()?.len()) || no_lists() {
             let parents = match &mut self.parents {
                 Some(parents) => parents,

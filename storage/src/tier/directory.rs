@@ -73,9 +73,8 @@ fn write_bytes(dir: &Path) -> Option<usize> {
     if room::in_memory(dir) {
         return None;
     }
-    let mut gauges = Gauges::default();
     // Without control groups the node's memory counts.
-    gauges.add(std::process::id().cast_signed()).ok();
+    let gauges = Gauges::of([std::process::id().cast_signed()]).unwrap_or_default();
     let share = gauges.free()?.bytes / SHARE;
     [LARGE, LARGE / 2, LARGE / 4].into_iter().find(|bytes| *bytes as u64 <= share)
 }
