@@ -478,6 +478,7 @@ impl Host {
             processor: Some(Processor::own()),
             domain: domain::of(agent()).map(|label| label.as_slice().into()),
             agent: self.agent,
+            processors: threads::given(),
             root_pid,
             processes,
             monotonic_ns: monotonic_ns(),

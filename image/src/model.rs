@@ -37,6 +37,9 @@ pub struct Job {
     pub domain: Option<Name>,
     /// The agent as the processes saw it (parent of the first process, subreaper of orphans).
     pub agent: AgentIdentity,
+    /// Processors that the job was given, one bit each, little endian words; empty in images of before.
+    #[serde(default)]
+    pub processors: Vec<u64>,
     /// PID of the launched command.
     pub root_pid: i32,
     /// Every process, zombies included; order is parents before children where possible.

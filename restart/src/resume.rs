@@ -55,7 +55,7 @@ pub(crate) fn seize<'a>(job: &'a Job, shared: &Shared, tree: &Tree, live: &[usiz
         out.push((*slot, p));
     }
     let area = |slot: usize| shared.slot(slot).area.each_ref().map(|a| a.load(Ordering::Relaxed));
-    let defaults = sched::Defaults::own();
+    let defaults = sched::Defaults::own(&job.processors);
     let nodes = sched::memory_nodes();
     let now = Processor::own();
     let then = job.processor.as_ref().unwrap_or(&now);

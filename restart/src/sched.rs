@@ -20,12 +20,20 @@ const AFFINITY_WORDS: usize = 128;
 pub(crate) struct Defaults {
     nice: i32,
     ioprio: i32,
-    affinity: Vec<u64>,
+    processors: Processors,
+}
+
+/// Masks of processors, one bit each.
+struct Processors {
+    /// What the job was given at the checkpoint; empty where that is not known.
+    then: Vec<u64>,
+    /// What the restart is given.
+    now: Vec<u64>,
 }
 
 impl Defaults {
-    /// The agent's own.
-    pub(crate) fn own() -> Self {
+    /// The agent's own, of a job that was given the processors `then`.
+    pub(crate) fn own(then: &[u64]) -> Self {
         // SAFETY: takes numbers only.
         let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
         // SAFETY: takes numbers only.
@@ -37,7 +45,10 @@ impl Defaults {
         Self {
             nice,
             ioprio: i32::try_from(ioprio).unwrap_or(0).max(0),
-            affinity: mask,
+            processors: Processors {
+                then: then.to_vec(),
+                now: mask,
+            },
         }
     }
 }
@@ -79,7 +90,7 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
         };
         note(sched::set(t.tid, &wanted), t.tid, "scheduling policy");
     }
-    affinity(t, &defaults.affinity);
+    affinity(t, &defaults.processors);
     if t.ioprio != defaults.ioprio {
         // SAFETY: takes numbers only.
         let r = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, t.tid, t.ioprio) };
@@ -87,29 +98,58 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
     }
 }
 
-/// The processors of thread `t`: those to which it has restricted itself, as far as they are among those that are given here.
-fn affinity(t: &Thread, given: &[u64]) {
-    let Some((mask, whole)) = allowed(&t.affinity, given) else {
+/// The processors of thread `t`: those to which it has restricted itself, as far as the restart is given them.
+fn affinity(t: &Thread, processors: &Processors) {
+    let Some((mask, whole)) = processors.allowed(&t.affinity) else {
         return;
     };
     // SAFETY: a live array of that length.
     let r = unsafe { libc::syscall(libc::SYS_sched_setaffinity, t.tid, size_of_val(&mask[..]), mask.as_ptr()) };
-    let lacks = || Err(io::Error::other("the restart is not given all of these processors"));
+    let lacks = || Err(io::Error::other("the restart is not given so many processors"));
     let done = check(r).and_then(|()| if whole { Ok(()) } else { lacks() });
     note(done, t.tid, "processor affinity");
 }
 
-/// What of the `wanted` processors is `given`, or where none is, all that are given; and whether that is all of them.
-/// `None` where nobody wants anything.
-fn allowed(wanted: &[u64], given: &[u64]) -> Option<(Vec<u64>, bool)> {
-    if wanted.iter().all(|w| *w == 0) {
-        return None;
+impl Processors {
+    /// What a thread that `wanted` these processors gets, or where that would be none, all that are given; and whether
+    /// it is as many. `None` where it wants nothing.
+    ///
+    /// Where the restart is given others than the job was, as by a batch system on a shared node, each is replaced by the
+    /// one in the same place: the first by the first, and so on, and from the beginning again where there are fewer. So
+    /// threads that were kept apart stay so.
+    fn allowed(&self, wanted: &[u64]) -> Option<(Vec<u64>, bool)> {
+        if wanted.iter().all(|w| *w == 0) {
+            return None;
+        }
+        let given: Vec<usize> = set_bits(&self.now).collect();
+        let is_given = |bit| given.binary_search(&bit).is_ok();
+        let moves = !self.then.is_empty() && !set_bits(&self.then).all(is_given);
+        let places: Vec<usize> = if moves {
+            let had = set_bits(&self.then).enumerate();
+            had.filter(|(_, bit)| has(wanted, *bit)).map(|(place, _)| place).collect()
+        } else {
+            let has_place = |bit| given.binary_search(&bit).ok();
+            set_bits(wanted).filter_map(has_place).collect()
+        };
+        let mut mask = vec![0; self.now.len()];
+        for place in &places {
+            if let Some(bit) = place.checked_rem(given.len()).map(|place| given[place]) {
+                mask[bit / 64] |= 1 << (bit % 64);
+            }
+        }
+        let whole = set_bits(&mask).count() == set_bits(wanted).count();
+        Some((if places.is_empty() { self.now.clone() } else { mask }, whole))
     }
-    let of_both: Vec<u64> = wanted.iter().zip(given).map(|(wanted, given)| wanted & given).collect();
-    let lost = wanted.iter().zip(given.iter().chain(std::iter::repeat(&0)));
-    let whole = lost.into_iter().all(|(wanted, given)| wanted & !given == 0);
-    let none = of_both.iter().all(|w| *w == 0);
-    Some((if none { given.to_vec() } else { of_both }, whole))
+}
+
+/// Whether `mask` has `bit`.
+fn has(mask: &[u64], bit: usize) -> bool {
+    mask.get(bit / 64).is_some_and(|word| word >> (bit % 64) & 1 != 0)
+}
+
+/// The bits of `mask`, in ascending order.
+fn set_bits(mask: &[u64]) -> impl Iterator<Item = usize> + '_ {
+    (0..mask.len() * 64).filter(|bit| has(mask, *bit))
 }
 
 /// Raises limits of the restart under which a process of the job would be denied what it has, or needs while it is made.
@@ -232,12 +272,40 @@ fn limit(pid: i32, resource: u32, soft: u64, hard: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// What a thread that wants these gets, where the job was given `then`, and is given `now`.
+    fn allowed(wanted: &[u64], then: &[u64], now: &[u64]) -> Option<(Vec<u64>, bool)> {
+        let (then, now) = (then.to_vec(), now.to_vec());
+        Processors { then, now }.allowed(wanted)
+    }
+
     #[test]
     fn processors_that_are_not_given_are_not_taken() {
-        assert_eq!(allowed(&[], &[3]), None, "what is given");
-        assert_eq!(allowed(&[0b0110], &[0b1111]), Some((vec![0b0110], true)));
-        assert_eq!(allowed(&[0b0110], &[0b1100, 1]), Some((vec![0b0100], false)));
-        assert_eq!(allowed(&[0b0011, 7], &[0b1100]), Some((vec![0b1100], false)), "none of them");
-        assert_eq!(allowed(&[0b0011, 1], &[0b0001]), Some((vec![0b0001], false)));
+        for then in [&[][..], &[0b0110]] {
+            assert_eq!(allowed(&[], then, &[0b1110]), None, "what is given");
+            assert_eq!(allowed(&[0b0110], then, &[0b1111]), Some((vec![0b0110], true)));
+        }
+        assert_eq!(allowed(&[0b0110], &[], &[0b1100, 1]), Some((vec![0b0100, 0], false)));
+        assert_eq!(allowed(&[0b0011, 7], &[], &[0b1100]), Some((vec![0b1100], false)), "none of them");
+        assert_eq!(allowed(&[0b0011, 1], &[], &[0b0001]), Some((vec![0b0001], false)));
+        assert_eq!(allowed(&[0b0100], &[0b0100], &[]), Some((vec![], false)));
+    }
+
+    #[test]
+    fn others_than_before_are_taken_by_their_places() {
+        // Four processors from 60 on, where it had the first four.
+        let (then, now) = (&[0b1111][..], &[0xf << 60][..]);
+        let of_one = |bit: u32| allowed(&[1 << bit], then, now);
+        for place in 0..4 {
+            assert_eq!(of_one(place), Some((vec![1 << (60 + place)], true)));
+        }
+        assert_eq!(allowed(&[0b0110], then, now), Some((vec![6 << 60], true)));
+        // Partly others: a half stays a half.
+        assert_eq!(allowed(&[0b0011], then, &[0b11_1100]), Some((vec![0b1100], true)));
+        assert_eq!(allowed(&[0b1100], then, &[0b11_1100]), Some((vec![0b11_0000], true)));
+        // Fewer: none is left out, and none gets what is not given.
+        assert_eq!(allowed(&[0b1000], then, &[0b10100]), Some((vec![0b10000], true)));
+        assert_eq!(allowed(&[0b0111], then, &[0b10100]), Some((vec![0b10100], false)));
+        // It had taken one that the job was not given.
+        assert_eq!(allowed(&[1 << 9], then, now), Some((vec![0xf << 60], false)));
     }
 }

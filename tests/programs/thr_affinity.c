@@ -1,21 +1,34 @@
-// Threads on processors: one that has asked for nothing has those that the agent has, here as after a restart with fewer
-// (under which `thr_affinity under COMMAND...` runs it); one that wants those that are not given has the same; one that
-// wants one that is, has it.
+// Threads on processors: one that has asked for nothing has those that the agent has, here as after a restart with the
+// upper half of them (with which `thr_affinity under COMMAND...` runs it); one that has asked for one has that, or where
+// it is given others, the one in the same place.
 #include "check.h"
 static _Atomic int ending, ready;
 static int first, last;
+static cpu_set_t at_first;
 static cpu_set_t given(void) {
     cpu_set_t set;
     OK(sched_getaffinity(getppid(), sizeof set, &set));
     return set;
 }
+// The processor at `place` of a set, from the beginning again where it has fewer.
+static int at(const cpu_set_t *set, int place) {
+    place %= CPU_COUNT(set);
+    for (int c = 0;; c++)
+        if (CPU_ISSET(c, set) && place-- == 0) return c;
+}
+static int place_of(const cpu_set_t *set, int cpu) {
+    int place = 0;
+    for (int c = 0; c < cpu; c++) place += CPU_ISSET(c, set) != 0;
+    return place;
+}
 static void compare(const char *who, int wanted) {
-    cpu_set_t is, agent = given(), own;
+    cpu_set_t is, agent = given(), own = agent;
     OK(sched_getaffinity(0, sizeof is, &is));
-    CPU_ZERO(&own);
-    if (wanted >= 0 && CPU_ISSET(wanted, &agent)) CPU_SET(wanted, &own);
-    else own = agent;
-    if (!CPU_EQUAL(&is, &own)) fail("%s has %d processors, the first two %d %d; the agent has %d", who, CPU_COUNT(&is), CPU_ISSET(0, &is), CPU_ISSET(1, &is), CPU_COUNT(&agent));
+    if (wanted >= 0) {
+        CPU_ZERO(&own);
+        CPU_SET(CPU_EQUAL(&agent, &at_first) ? wanted : at(&agent, place_of(&at_first, wanted)), &own);
+    }
+    if (!CPU_EQUAL(&is, &own)) fail("%s has %d processors, the first is %d and not %d; the agent has %d", who, CPU_COUNT(&is), at(&is, 0), at(&own, 0), CPU_COUNT(&agent));
 }
 static void *pinned(void *arg) {
     int cpu = *(int *)arg;
@@ -31,19 +44,14 @@ static void *pinned(void *arg) {
     return NULL;
 }
 static void find(void) {
-    cpu_set_t set;
-    OK(sched_getaffinity(0, sizeof set, &set));
-    first = -1;
-    for (int c = 0; c < CPU_SETSIZE; c++) {
-        if (!CPU_ISSET(c, &set)) continue;
-        if (first < 0) first = c;
-        last = c;
-    }
+    OK(sched_getaffinity(0, sizeof at_first, &at_first));
+    first = at(&at_first, 0);
+    last = at(&at_first, CPU_COUNT(&at_first) - 1);
 }
 static void run_under(char **command) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(last, &set);
+    for (int i = CPU_COUNT(&at_first) / 2; i < CPU_COUNT(&at_first); i++) CPU_SET(at(&at_first, i), &set);
     OK(sched_setaffinity(0, sizeof set, &set));
     execv(command[0], command);
     fail("execute %s", command[0]);

@@ -368,7 +368,7 @@ impl SchedUsual {
 }
 
 /// The processors that the agent may use: those that the job was given.
-fn given() -> Vec<u64> {
+pub(crate) fn given() -> Vec<u64> {
     let mut mask = [0; AFFINITY_WORDS];
     // SAFETY: the kernel writes at most the length given.
     let bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
