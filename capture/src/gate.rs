@@ -60,7 +60,7 @@ pub(crate) fn partakers(shut: Option<&Shut>, pid: i32) -> (Vec<String>, Option<L
 /// Looks, while all are stopped, whether every library that takes part is at rest.
 pub(crate) fn check(shut: Option<&Shut>, drafts: &[Draft]) -> Result<(), CaptureError> {
     let gates = shut.map(|s| &s.gates);
-    let one = |draft: &Draft| Gates::check(gates, draft.pid, &draft.maps);
+    let one = |draft: &Draft| Gates::check(gates, (draft.pid, draft.task), &draft.maps);
     drafts.iter().try_for_each(one).map_err(|unready| match unready {
         Unready::NotAsked(refusal) => CaptureError::NotAsked(refusal),
         Unready::Restless(refusal) => CaptureError::Refused(vec![refusal]),

@@ -25,6 +25,16 @@ pub fn open_thread(tid: i32) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) })
 }
 
+/// Opens a descriptor for process `pid` by its thread `task`, which is the main thread unless that has exited: then the
+/// process's descriptors cannot be had by its own number any more, and Linux 6.9 is needed.
+pub fn open_by(pid: i32, task: i32) -> io::Result<OwnedFd> {
+    if task == pid {
+        open(pid)
+    } else {
+        open_thread(task)
+    }
+}
+
 /// Opens a descriptor for process or thread `pid` with the flags of `pidfd_open` as they are.
 pub fn open_with(pid: i32, flags: i32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes numbers only.

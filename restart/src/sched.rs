@@ -285,7 +285,11 @@ mod tests {
             assert_eq!(allowed(&[0b0110], then, &[0b1111]), Some((vec![0b0110], true)));
         }
         assert_eq!(allowed(&[0b0110], &[], &[0b1100, 1]), Some((vec![0b0100, 0], false)));
-        assert_eq!(allowed(&[0b0011, 7], &[], &[0b1100]), Some((vec![0b1100], false)), "none of them");
+        assert_eq!(
+            allowed(&[0b0011, 7], &[], &[0b1100]),
+            Some((vec![0b1100], false)),
+            "none of them"
+        );
         assert_eq!(allowed(&[0b0011, 1], &[], &[0b0001]), Some((vec![0b0001], false)));
         assert_eq!(allowed(&[0b0100], &[0b0100], &[]), Some((vec![], false)));
     }

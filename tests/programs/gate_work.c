@@ -1,9 +1,9 @@
 // A library that takes part in checkpoints: no thread is inside when the program is stopped, and all go on whatever
 // becomes of the agent or of the library.
-// gate_work [host HOST here|there] [talks] [kids] [ACTION [close|open|rebuild asked|ready|answered [TIMES]]]: something goes
+// gate_work [host HOST here|there] [talks] [alone] [kids] [ACTION [close|open|rebuild asked|ready|answered [TIMES]]]: something goes
 // wrong so many times, as long as there is no file `spare` beside GO; in a child, where
 // there are some. One that talks tells the others how much it has done, and all find the same sums before they are at
-// rest. With HOST the same program runs there too (below GO BEAT), started through ssh, and goes wrong on
+// rest. With `alone` the main thread exits, and the others go on. With HOST the same program runs there too (below GO BEAT), started through ssh, and goes wrong on
 // one of the two.
 #include "gate.h"
 #include <sys/random.h>
@@ -128,56 +128,9 @@ static pid_t start_on(const char *host, const char *first, char **words) {
     fail("ssh: %s", strerror(errno));
 }
 
-int main(int argc, char **argv) {
-    int a = 1;
-    if (argc > 3 && strcmp(argv[1], "below") == 0) {
-        setenv("BELAY_TEST_GO", argv[2], 1);
-        setenv("BELAY_TEST_BEAT", argv[3], 1);
-        a = 4;
-    }
-    begin("gate_work");
-    // An agent that is killed leaves it to another parent.
-    check_quiet_parent |= a > 1 || (argc > 1 && strcmp(argv[1], "host") == 0);
-    agent = getppid();
-    snprintf(spare, sizeof spare, "%s", check_go);
-    snprintf(strrchr(spare, '/') ? strrchr(spare, '/') : spare, 8, "/spare");
-    pid_t shell = 0;
-    int talks = 0;
-    OK(getrandom(&talker, sizeof talker, 0));
-    if (a + 2 < argc && strcmp(argv[a], "host") == 0) {
-        int there = strcmp(argv[a + 2], "there") == 0;
-        talks = a + 3 < argc && strcmp(argv[a + 3], "talks") == 0;
-        char **rest = argv + a + 3 + talks;
-        shell = start_on(argv[a + 1], talks ? "talks" : "", there ? rest : NULL);
-        a = there ? argc : a + 3 + talks;
-    } else if (a < argc && strcmp(argv[a], "talks") == 0) {
-        talks = 1;
-        a++;
-    }
-    if (talks) gate_talk = talk;
-    if (a < argc && strcmp(argv[a], "kids") == 0) has_kids = a++;
-    if (a < argc) snprintf(action, sizeof action, "%s", argv[a++]);
-    if (a + 1 < argc) {
-        const char *kinds[] = {"close", "open", "rebuild"}, *edges[] = {"asked", "ready", "answered"};
-        for (int i = 0; i < 3; i++) {
-            if (strcmp(argv[a], kinds[i]) == 0) at_kind = (uint32_t)i + 1;
-            if (strcmp(argv[a + 1], edges[i]) == 0) at_edge = i;
-        }
-        CHECK(at_kind);
-        if (a + 2 < argc) times = atoi(argv[a + 2]);
-    }
-    gate_hook = hook;
-    gate_join("libgate_test.so");
-    acts = !has_kids;
-    int is_child = 0;
-    for (int k = 0; has_kids && !is_child && k < 2; k++) {
-        kids[k] = (pid_t)OK(fork());
-        if (kids[k]) continue;
-        begin_child();
-        is_child = 1;
-        acts = k == 0;
-    }
-    if (acts) lie();
+static pid_t shell;
+static int talks, is_child;
+static int live(void) {
     pthread_t t[3];
     for (unsigned long i = 0; i < 3; i++) CHECK(pthread_create(&t[i], NULL, work, (void *)(uintptr_t)(i * 7)) == 0);
     unsigned long last = 0, quiet = 0;
@@ -200,4 +153,64 @@ int main(int argc, char **argv) {
     if (talks && !talked && !*action) fail("nobody has talked");
     printf("closed %lu opened %lu rebuilt %lu orphaned %lu\n", gate_closed, gate_opened, gate_rebuilt, gate_orphaned);
     return is_child ? 0 : finish();
+}
+static void *live_on(void *arg) {
+    (void)arg;
+    exit(live());
+}
+
+int main(int argc, char **argv) {
+    int a = 1, alone = 0;
+    if (argc > 3 && strcmp(argv[1], "below") == 0) {
+        setenv("BELAY_TEST_GO", argv[2], 1);
+        setenv("BELAY_TEST_BEAT", argv[3], 1);
+        a = 4;
+    }
+    begin("gate_work");
+    // An agent that is killed leaves it to another parent.
+    check_quiet_parent |= a > 1 || (argc > 1 && strcmp(argv[1], "host") == 0);
+    agent = getppid();
+    snprintf(spare, sizeof spare, "%s", check_go);
+    snprintf(strrchr(spare, '/') ? strrchr(spare, '/') : spare, 8, "/spare");
+    OK(getrandom(&talker, sizeof talker, 0));
+    if (a + 2 < argc && strcmp(argv[a], "host") == 0) {
+        int there = strcmp(argv[a + 2], "there") == 0;
+        talks = a + 3 < argc && strcmp(argv[a + 3], "talks") == 0;
+        char **rest = argv + a + 3 + talks;
+        shell = start_on(argv[a + 1], talks ? "talks" : "", there ? rest : NULL);
+        a = there ? argc : a + 3 + talks;
+    } else if (a < argc && strcmp(argv[a], "talks") == 0) {
+        talks = 1;
+        a++;
+    }
+    if (talks) gate_talk = talk;
+    if (a < argc && strcmp(argv[a], "alone") == 0) alone = a++;
+    if (a < argc && strcmp(argv[a], "kids") == 0) has_kids = a++;
+    if (a < argc) snprintf(action, sizeof action, "%s", argv[a++]);
+    if (a + 1 < argc) {
+        const char *kinds[] = {"close", "open", "rebuild"}, *edges[] = {"asked", "ready", "answered"};
+        for (int i = 0; i < 3; i++) {
+            if (strcmp(argv[a], kinds[i]) == 0) at_kind = (uint32_t)i + 1;
+            if (strcmp(argv[a + 1], edges[i]) == 0) at_edge = i;
+        }
+        CHECK(at_kind);
+        if (a + 2 < argc) times = atoi(argv[a + 2]);
+    }
+    gate_hook = hook;
+    gate_join("libgate_test.so");
+    acts = !has_kids;
+    for (int k = 0; has_kids && !is_child && k < 2; k++) {
+        kids[k] = (pid_t)OK(fork());
+        if (kids[k]) continue;
+        begin_child();
+        is_child = 1;
+        acts = k == 0;
+    }
+    if (acts) lie();
+    if (alone) {
+        pthread_t other;
+        CHECK(pthread_create(&other, NULL, live_on, NULL) == 0);
+        pthread_exit(NULL);
+    }
+    return live();
 }

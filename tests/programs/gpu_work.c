@@ -1,6 +1,7 @@
-// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late|watch|poll].
+// Computes on a GPU (tests/fake-cuda) and compares with what must have been computed: gpu_work [kids|late|watch|poll|alone].
 // kids: two children do the same. late: a child is forked when the GPU is in use already. watch: a thread looks at the device
 // all the time, by a call that is not held back. poll: the same, and a request of asynchronous I/O (io_setup) waits until the end.
+// alone: a thread computes, and the main thread has exited.
 #include "check.h"
 #include "../fake-cuda/cuda.h"
 #include <dlfcn.h>
@@ -87,6 +88,12 @@ static void work(int late, int watched, int polls) {
     for (int b = 0; b < BUFFERS; b++) CU(cuMemFree_v2, at[b]);
 }
 
+static void *work_alone(void *none) {
+    (void)none;
+    work(0, 0, 0);
+    exit(finish());
+}
+
 int main(int argc, char **argv) {
     begin("gpu_work");
     pid_t kids[2];
@@ -99,6 +106,11 @@ int main(int argc, char **argv) {
         _exit(0);
     }
     const char *how = argc > 1 ? argv[1] : "";
+    if (!strcmp(how, "alone")) {
+        pthread_t other;
+        EQ(pthread_create(&other, NULL, work_alone, NULL), 0);
+        pthread_exit(NULL);
+    }
     int polls = !strcmp(how, "poll");
     work(!strcmp(how, "late"), !strcmp(how, "watch") || polls, polls);
     for (int k = 0; k < n; k++) {

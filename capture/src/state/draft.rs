@@ -117,12 +117,7 @@ impl Draft {
         own: bool,
         (libraries, left_gpus): (Vec<String>, Option<Left>),
     ) -> Result<ProcessView, CaptureError> {
-        let pidfd = if self.task == self.pid {
-            pidfd::open(self.pid)
-        } else {
-            // Needs Linux 6.9: the main thread has exited, and has no descriptors any more.
-            pidfd::open_thread(self.task)
-        };
+        let pidfd = pidfd::open_by(self.pid, self.task);
         let pidfd = pidfd.map_err(|e| CaptureError::system(format!("open thread {} of process {}", self.task, self.pid), e))?;
         Ok(ProcessView {
             pid: self.pid,

@@ -59,6 +59,12 @@ pub(super) fn is_stranded(pid: i32) -> bool {
     list(&STRANDED).contains(&pid)
 }
 
+/// Why process `pid`, whose main thread has exited, is not taken off its GPU.
+pub(super) fn headless(pid: i32) -> Refusal {
+    let why = "is asked about a process by its main thread, which has exited here; let that wait for the others (pthread_join)";
+    refuse(pid, DRIVER, why, false)
+}
+
 /// Whether `map` is of a GPU that the driver can be asked about.
 pub fn is_mapping(map: &Map) -> bool {
     map.name.as_bytes().starts_with(b"/dev/nvidia")

@@ -44,6 +44,14 @@ pub fn is_page(map: &Map) -> bool {
     map.shared && map.offset == 0 && map.name == MAPPED
 }
 
+/// The mappings of process `pid`, and a thread of it under which the kernel shows its memory and its descriptors: under
+/// its own number it does not, once the main thread has exited. One that has ended has none.
+fn memory(pid: i32) -> (i32, Vec<Map>) {
+    let shown = |task: i32| Some((task, proc::maps(task).ok()?)).filter(|(_, maps)| !maps.is_empty());
+    let others = || proc::tasks(pid).unwrap_or_default().into_iter().filter(|tid| *tid != pid);
+    shown(pid).or_else(|| others().find_map(shown)).unwrap_or((pid, Vec::new()))
+}
+
 /// The GPUs that a process has left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Left {
@@ -102,17 +110,19 @@ impl Gates {
     pub fn find(pids: impl Iterator<Item = i32>, limit: Duration) -> Result<Self, Refusal> {
         let (mut pages, mut on_gpu) = (Vec::new(), Vec::new());
         for pid in pids {
-            // One that has ended has none.
-            let maps = proc::maps(pid).unwrap_or_default();
+            let (task, maps) = memory(pid);
             if maps.iter().any(gpu::is_mapping) || gpu::is_stranded(pid) {
+                if task != pid {
+                    return Err(gpu::headless(pid));
+                }
                 on_gpu.push(pid);
             }
             for map in maps.iter().filter(|m| is_page(m)) {
-                match look(pid, map) {
+                match look(task, map) {
                     None => {}
                     Some(Err(strange)) => return Err(strange.refusal(pid)),
                     Some(Ok(head)) if head.owner != pid => {}
-                    Some(Ok(head)) => pages.extend(Page::take(pid, map, head)?),
+                    Some(Ok(head)) => pages.extend(Page::take((pid, task), map, head)?),
                 }
             }
         }
@@ -457,11 +467,12 @@ impl Gates {
         })
     }
 
-    /// Looks, while process `pid` is stopped, whether all of its control pages are at rest.
-    pub fn check(gates: Option<&Self>, pid: i32, maps: &[Map]) -> Result<(), Unready> {
+    /// Looks, while process `pid`, of which `task` is a thread that lives, is stopped, whether all of its control pages
+    /// are at rest.
+    pub fn check(gates: Option<&Self>, (pid, task): (i32, i32), maps: &[Map]) -> Result<(), Unready> {
         Self::check_gpus(gates, pid, maps)?;
         maps.iter().filter(|m| is_page(m)).try_for_each(|map| {
-            let head = match look(pid, map) {
+            let head = match look(task, map) {
                 Some(Ok(head)) if head.owner != pid => return Ok(()),
                 Some(Ok(head)) => head,
                 Some(Err(strange)) => return Err(Unready::Restless(strange.refusal(pid))),

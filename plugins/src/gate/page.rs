@@ -95,10 +95,10 @@ pub(super) fn refuse(pid: i32, object: &str, reason: impl Into<String>, passing:
     }
 }
 
-/// The head of the page that process `pid` has mapped at `map`; none of a process that has ended.
-pub(super) fn look(pid: i32, map: &Map) -> Option<Result<Head, Strange>> {
+/// The head of the page that the process of thread `task` has mapped at `map`; none of one that has ended.
+pub(super) fn look(task: i32, map: &Map) -> Option<Result<Head, Strange>> {
     let mut bytes = [0; size_of::<Control>()];
-    vm::read(pid, map.start, &mut bytes).ok()?;
+    vm::read(task, map.start, &mut bytes).ok()?;
     Some(Head::parse(&bytes))
 }
 
@@ -133,13 +133,15 @@ pub(super) struct Page {
 pub(super) const HOLD: [usize; 2] = [offset_of!(Control, hold), offset_of!(Control, hold) + size_of::<Word>()];
 
 impl Page {
-    /// Takes the page with this `head` that process `pid` has mapped at `map`; none where the process ends at this
+    /// Takes the page with this `head` that process `pid`, of which `task` is a thread that lives, has mapped at `map`; none where the process ends at this
     /// moment.
-    pub(super) fn take(pid: i32, map: &Map, head: Head) -> Result<Option<Self>, Refusal> {
-        let Ok(process) = pidfd::open(pid) else { return Ok(None) };
+    pub(super) fn take((pid, task): (i32, i32), map: &Map, head: Head) -> Result<Option<Self>, Refusal> {
+        let Ok(process) = pidfd::open_by(pid, task) else {
+            return Ok(None);
+        };
         let descriptor = head.descriptor;
         // Who has called exec meanwhile, or has ended, has the page no more.
-        let is_there = || look(pid, map) == Some(Ok(head.clone()));
+        let is_there = || look(task, map) == Some(Ok(head.clone()));
         let lost = |why: &str| {
             refuse(
                 pid,

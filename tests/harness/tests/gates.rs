@@ -21,7 +21,7 @@ fn launched(place: &Place, user: User, words: &str) -> Result<Job, Failure> {
     job.set("BELAY_TEST_QUIET_PARENT", "1");
     let config = job.work.join("belay.toml");
     // Where nothing goes wrong, a busy machine may take longer.
-    let limit = if ["", "kids", "talks", "talks kids"].contains(&words) {
+    let limit = if ["", "alone", "kids", "talks", "talks kids"].contains(&words) {
         "30s"
     } else {
         "500ms"
@@ -237,6 +237,7 @@ fn main() {
     target.by_user("taken_of_several", |_| true, |p, u, _| taken(p, u, "kids"));
     target.by_user("taken_in_rounds", |_| true, |p, u, _| taken(p, u, "talks"));
     target.by_user("taken_in_rounds_of_several", |_| true, |p, u, _| taken(p, u, "talks kids"));
+    target.by_user("taken_without_main_thread", |_| true, |p, u, _| taken(p, u, "alone"));
     target.by_user("careless", |_| true, |p, u, _| careless(p, u));
     target.by_user("none", |_| true, |p, u, _| nothing(p, u));
     let late = ["libgate_test.so", "has not come to rest within 0.5 s", "[gate]"];

@@ -403,6 +403,12 @@ fn main() {
     target.by_user("taken_of_one_that_looks", |_| am_root(), |p, u, _| taken(p, u, ("watch", "")));
     target.by_user("taken_of_one_that_polls", |_| am_root(), |p, u, _| taken(p, u, ("poll", "")));
     target.by_user("taken_of_whole_waits", |_| am_root(), |p, u, _| taken(p, u, ("", "whole")));
+    let exited = ["gpu driver", "main thread", "exited"];
+    target.by_user(
+        "without_main_thread",
+        |_| am_root(),
+        move |p, u, _| refuses(p, u, ("alone", ""), &exited),
+    );
     target.by_user("no_driver", |_| am_root(), |p, u, _| no_driver(p, u));
     let unsupported = ["gpu driver", "take its state off the gpu", "operation not supported"];
     target.by_user(
