@@ -7,7 +7,7 @@ use crate::gate::{self, Shut};
 use crate::inject::injected;
 use crate::inject::inside;
 use crate::inject::rescue;
-use crate::inject::{self, Area};
+use crate::inject::{self, Area, Facts};
 use crate::memory::contents;
 use crate::memory::headroom;
 use crate::memory::mappings::{self, Reached};
@@ -198,8 +198,9 @@ fn end_requests(held: &mut Held, order: Order<'_>, blob: &'static Blob) -> Resul
     for (at, (draft, seen)) in drafts.iter().zip(&seen).enumerate() {
         let process = &mut job.processes[at];
         if process.guest.is_none() && draft.has_rings() {
-            let area = Area::map(process, &draft.maps, &draft.status, threads::pending_signals(seen), blob)?;
-            rings::settle(job, (at, &area), draft, order.group)?;
+            let facts = std::iter::once(facts(draft, seen));
+            let areas = Area::map_all(std::slice::from_mut(process), facts, blob)?;
+            rings::settle(job, (at, &areas[0]), draft, order.group)?;
         }
     }
     job.clear_all();
@@ -229,9 +230,8 @@ fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'s
     }
     check_supported(job, order, (&drafts, &seen), shut)?;
     sharing::find(&mut job.processes, &drafts)?;
-    let areas = job.processes.iter_mut().zip(drafts.iter().zip(&seen));
-    let areas = areas.map(|(p, (d, seen))| Area::map(p, &d.maps, &d.status, threads::pending_signals(seen), blob));
-    let areas = areas.collect::<Result<Vec<_>, _>>()?;
+    let facts = drafts.iter().zip(&seen).map(|(draft, seen)| facts(draft, seen));
+    let areas = Area::map_all(&mut job.processes, facts, blob)?;
     let witnesses = landlock::Witnesses::find(job, &drafts, &seen)?;
     let ask = |job: &mut Suspended| ask_processes(job, &areas, &mut drafts);
     let (tables, processes) = inject::collect_threads(job, &areas, &witnesses.of, ask)?;
@@ -249,6 +249,15 @@ fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'s
     captured.look_into_memory(job, order.group)?;
     namespaces::check(&captured.drafts)?;
     Ok(captured)
+}
+
+/// What has to be known of a process before code of ours can run in it.
+fn facts<'a>(draft: &'a Draft, seen: &[threads::Seen]) -> Facts<'a> {
+    Facts {
+        maps: &draft.maps,
+        status: &draft.status,
+        pending: threads::pending_signals(seen),
+    }
 }
 
 /// What can be seen of the processes, and of their threads, from outside.

@@ -2,7 +2,7 @@
 //! and how a thread enters one.
 
 use super::memory;
-use super::on_main;
+use super::{on_main, on_mains};
 use crate::stop::stopped::Gate;
 use crate::stop::stopped::{Process, Task};
 use crate::CaptureError;
@@ -105,23 +105,41 @@ fn mark_signal(status: &Status, of_threads: u64) -> Option<i32> {
     free(pending | mask("SigCgt")).or_else(|| free(pending))
 }
 
-impl Area {
-    /// Maps the area into `process` and writes the program, the tables and the frames into it. `pending` are the
-    /// signals that are pending for single threads.
-    pub(crate) fn map(
-        process: &mut Process,
-        maps: &[Map],
-        status: &Status,
-        pending: u64,
-        blob: &Blob,
-    ) -> Result<Self, CaptureError> {
+/// An area that is about to be mapped.
+struct Draft {
+    signo: i32,
+    memory: Memory,
+    /// Where the parts lie, from the start of the area.
+    process_table: u64,
+    snapshot_table: u64,
+    notification_table: u64,
+    rings_table: u64,
+    ranges_table: u64,
+    program_end: u64,
+    large_stack_top: u64,
+    intermediary_stack_top: u64,
+    writer_stack_top: u64,
+    slots: Slots,
+}
+
+/// What has to be known of a process to map its area.
+pub(crate) struct Facts<'a> {
+    pub(crate) maps: &'a [Map],
+    pub(crate) status: &'a Status,
+    /// The signals that are pending for single threads.
+    pub(crate) pending: u64,
+}
+
+impl Draft {
+    /// Decides where everything is to lie, and prepares the gate of `process`.
+    fn of(process: &mut Process, facts: &Facts<'_>, blob: &Blob) -> Result<Self, CaptureError> {
         let pid = process.pid;
         let refuse = |reason: &str| CaptureError::refuse(pid, "process", reason);
-        let signo =
-            mark_signal(status, pending).ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
+        let signo = mark_signal(facts.status, facts.pending)
+            .ok_or_else(|| refuse("SIGURG, SIGWINCH and SIGCHLD are all pending; try again"))?;
         let memory =
             Memory::open(process.task()).map_err(|e| CaptureError::system(format!("open the memory of process {pid}"), e))?;
-        let gate = Gate::prepare(process, maps, &memory);
+        let gate = Gate::prepare(process, facts.maps, &memory);
         process.gate = Some(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
         let xstate = process.tasks.iter().map(|t| t.xstate.len()).max().unwrap_or(0);
@@ -131,22 +149,28 @@ impl Area {
             at = start + bytes;
             start
         };
-        let process_table = take(size_of::<ProcessTable>() as u64, PAGE);
-        let snapshot_table = take(size_of::<SnapshotTable>() as u64, 64);
-        let notification_table = take(size_of::<NotificationTable>() as u64, 64);
-        let rings_table = take(size_of::<RingsTable>() as u64, 64);
-        let ranges_table = take(size_of::<RangesTable>() as u64, 64);
-        let program_end = take(0, PAGE);
-        let large_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
-        let intermediary_stack_top = take(LARGE_STACK, 64) + LARGE_STACK;
         let writers = WRITER_STACK * MAX_WRITERS as u64;
-        let writer_stack_top = take(writers, 64) + writers;
-        let slots = Slots::new(take(0, PAGE), threads, xstate);
-        let bytes = slots.end();
-        let base = map_code(process, bytes, process_table)?;
-        process.area = Some((base, bytes));
+        Ok(Self {
+            signo,
+            memory,
+            process_table: take(size_of::<ProcessTable>() as u64, PAGE),
+            snapshot_table: take(size_of::<SnapshotTable>() as u64, 64),
+            notification_table: take(size_of::<NotificationTable>() as u64, 64),
+            rings_table: take(size_of::<RingsTable>() as u64, 64),
+            ranges_table: take(size_of::<RangesTable>() as u64, 64),
+            program_end: take(0, PAGE),
+            large_stack_top: take(LARGE_STACK, 64) + LARGE_STACK,
+            intermediary_stack_top: take(LARGE_STACK, 64) + LARGE_STACK,
+            writer_stack_top: take(writers, 64) + writers,
+            slots: Slots::new(take(0, PAGE), threads, xstate),
+        })
+    }
+
+    /// Writes the program, the tables and the frames into the area of `process`, which is mapped at `base`.
+    fn fill(self, process: &Process, base: u64, blob: &Blob) -> Result<Area, CaptureError> {
+        let (slots, threads) = (self.slots, process.tasks.len() as u64);
         let mut image = blob.placed_at(base);
-        image.resize(program_end as usize, 0);
+        image.resize(self.program_end as usize, 0);
         let mut frames = vec![0; (slots.frame_bytes * threads) as usize];
         let all = frames.chunks_exact_mut(slots.frame_bytes as usize).zip(&process.tasks);
         for (i, (frame, task)) in (0..).zip(all) {
@@ -154,27 +178,59 @@ impl Area {
             crate::inject::frame::write(frame, base + slots.frame(i), &regs, task.sigmask, &task.xstate);
         }
         let places: Vec<u64> = (0..threads).map(|i| base + slots.frame(i)).collect();
-        memory
+        self.memory
             .write(base, &image)
-            .and_then(|()| write_each(process.task(), &memory, &places, &frames))
-            .map_err(|e| CaptureError::system(format!("write the injected program into process {pid}"), e))?;
-        Ok(Self {
+            .and_then(|()| write_each(process.task(), &self.memory, &places, &frames))
+            .map_err(|e| CaptureError::system(format!("write the injected program into process {}", process.pid), e))?;
+        Ok(Area {
             task: process.task(),
             base,
             entry: base + blob.entry(),
-            signo,
-            memory,
-            process_table,
-            snapshot_table,
-            notification_table,
-            rings_table,
-            ranges_table,
+            signo: self.signo,
+            memory: self.memory,
+            process_table: self.process_table,
+            snapshot_table: self.snapshot_table,
+            notification_table: self.notification_table,
+            rings_table: self.rings_table,
+            ranges_table: self.ranges_table,
             slots,
-            large_stack_top,
-            intermediary_stack_top,
-            writer_stack_top,
-            bytes,
+            large_stack_top: self.large_stack_top,
+            intermediary_stack_top: self.intermediary_stack_top,
+            writer_stack_top: self.writer_stack_top,
+            bytes: slots.end(),
         })
+    }
+}
+
+impl Area {
+    /// Maps an area into each of `processes`, and writes the program, the tables and the frames into it.
+    pub(crate) fn map_all<'a>(
+        processes: &mut [Process],
+        facts: impl Iterator<Item = Facts<'a>>,
+        blob: &Blob,
+    ) -> Result<Vec<Self>, CaptureError> {
+        let drafts = processes.iter_mut().zip(facts);
+        let drafts = drafts.map(|(process, facts)| Draft::of(process, &facts, blob));
+        let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
+        let mut lengths = drafts.iter().map(|draft| draft.slots.end());
+        let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        let args = |_: &mut Process| lengths.next().map(|bytes| memory::mapping(bytes, all, 0));
+        let mapped = on_mains(processes.iter_mut(), libc::SYS_mmap, args);
+        for ((process, mapped), draft) in processes.iter_mut().zip(&mapped).zip(&drafts) {
+            if let Some(Ok(base)) = mapped {
+                process.area = Some((*base, draft.slots.end()));
+            }
+        }
+        let each = processes.iter_mut().zip(drafts);
+        let each = each.map(|(process, draft)| match process.area {
+            Some((base, _)) => draft.fill(process, base, blob),
+            // What is in the way is told, or gone round.
+            None => {
+                let base = map_code(process, draft.slots.end(), draft.process_table)?;
+                draft.fill(process, base, blob)
+            }
+        });
+        each.collect()
     }
 
     /// First address and length.
@@ -306,11 +362,15 @@ impl Area {
 /// where that is forbidden (PR_SET_MDWE), each part the one.
 fn map_code(process: &mut Process, bytes: u64, code: u64) -> Result<u64, CaptureError> {
     let (read_write, execute) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
-    let base = match memory::map(process, bytes, read_write | execute, 0) {
-        Err(CaptureError::Call { errno: libc::EACCES, .. }) => memory::map(process, bytes, libc::PROT_READ | execute, 0)?,
-        done => return done,
+    let whole = memory::map(process, bytes, read_write | execute, 0);
+    let (base, is_whole) = match whole {
+        Err(CaptureError::Call { errno: libc::EACCES, .. }) => (memory::map(process, bytes, libc::PROT_READ | execute, 0)?, false),
+        done => (done?, true),
     };
     process.area = Some((base, bytes));
+    if is_whole {
+        return Ok(base);
+    }
     let data = [base + code, bytes - code, read_write as u64, 0, 0, 0];
     on_main(process, libc::SYS_mprotect, data)?;
     Ok(base)

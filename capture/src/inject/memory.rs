@@ -11,8 +11,7 @@ const MLOCK_ONFAULT: u64 = 1;
 /// Maps `bytes` of private memory into the stopped `process`. Where its locks have reached their limit (RLIMIT_MEMLOCK)
 /// and new memory would be locked too, some of them are taken away until it goes on.
 pub(crate) fn map(process: &mut Process, bytes: u64, protection: i32, flags: i32) -> Result<u64, CaptureError> {
-    let flags = (flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    let args = [0, bytes, protection as u64, flags, u64::MAX, 0];
+    let args = mapping(bytes, protection, flags);
     match on_main(process, libc::SYS_mmap, args) {
         Err(CaptureError::Call { errno: libc::EAGAIN, .. }) => {
             make_room(process, bytes)?;
@@ -20,6 +19,12 @@ pub(crate) fn map(process: &mut Process, bytes: u64, protection: i32, flags: i32
         }
         done => done,
     }
+}
+
+/// The arguments of the system call that maps them.
+pub(super) fn mapping(bytes: u64, protection: i32, flags: i32) -> [u64; 6] {
+    let flags = (flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    [0, bytes, protection as u64, flags, u64::MAX, 0]
 }
 
 /// Unlocks `bytes` of what `process` has locked. The pages stay where they are: nothing runs there, and nothing takes

@@ -2,7 +2,7 @@
 //!
 //! Dropping a [`Suspended`] puts everything back and lets the tasks go on.
 
-use crate::inject::{memory, on_main};
+use crate::inject::{memory, on_main, on_mains};
 use crate::state::wait::MOST_WAITERS;
 use crate::stop::stopped::{Process, Suspended};
 use belay_kernel::cut;
@@ -89,7 +89,8 @@ impl Suspended {
             },
         );
         let all = self.processes.iter_mut().enumerate();
-        all.filter(|(i, _)| Some(*i) != stays).for_each(|(_, p)| p.put_back());
+        let going = all.filter(|(i, p)| Some(*i) != stays && !p.tasks.is_empty());
+        put_back(going.map(|(_, p)| p).collect());
     }
 }
 
@@ -160,26 +161,22 @@ impl Suspended {
     }
 }
 
-impl Process {
-    /// Takes the injected area away and puts the main thread and the attributes back.
-    fn put_back(&mut self) {
-        let reader = self.task();
-        if self.tasks.is_empty() {
-            return;
+/// Takes the injected areas of `processes` away, and puts their main threads and attributes back.
+fn put_back(mut processes: Vec<&mut Process>) {
+    // When a call fails here the process has died, and what it would have changed with it.
+    for process in &mut processes {
+        if std::mem::take(&mut process.subreaper) {
+            let on = [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0, 0];
+            let _ = on_main(process, libc::SYS_prctl, on);
         }
-        if self.gate.is_some() {
-            // When one of these fails the process has died, and what it would have changed with it.
-            if std::mem::take(&mut self.subreaper) {
-                let on = [libc::PR_SET_CHILD_SUBREAPER as u64, 1, 0, 0, 0, 0];
-                let _ = on_main(self, libc::SYS_prctl, on);
-            }
-            if let Some((address, bytes)) = self.area.take() {
-                let _ = on_main(self, libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]);
-            }
-            memory::lock_again(self);
-        }
-        self.tasks[0].put_back();
-        if let Some(gate) = &mut self.gate {
+    }
+    let area = |p: &mut Process| p.area.take().map(|(address, bytes)| [address, bytes, 0, 0, 0, 0]);
+    on_mains(processes.iter_mut().map(|p| &mut **p), libc::SYS_munmap, area);
+    for process in processes {
+        memory::lock_again(process);
+        let reader = process.task();
+        process.tasks[0].put_back();
+        if let Some(gate) = &mut process.gate {
             gate.remove(reader);
         }
     }
