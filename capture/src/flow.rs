@@ -43,7 +43,7 @@ use belay_image::{
     blobs::{BlobRef, BlobWriter},
     BLOB_FILE,
 };
-use belay_kernel::{blob::Blob, domain, proc, prompt, vdso};
+use belay_kernel::{blob::Blob, domain, proc, prompt, spread, vdso};
 use belay_plugins::gate::gpu;
 use belay_plugins::{Brought, Descriptors, Group};
 use belay_storage::session::Session;
@@ -262,13 +262,15 @@ fn facts<'a>(draft: &'a Draft, seen: &[threads::Seen]) -> Facts<'a> {
 
 /// What can be seen of the processes, and of their threads, from outside.
 fn look(job: &mut Suspended) -> Result<(Vec<Draft>, Vec<Vec<threads::Seen>>), CaptureError> {
-    let mut reached = Reached::default();
     let read = |job: &mut Suspended| {
-        let drafts = job.processes.iter().map(|p| Draft::read(p, &mut reached));
-        drafts.collect::<Result<Vec<_>, _>>()
+        let drafts = spread::each(job.processes.iter().collect(), Draft::read);
+        drafts.into_iter().collect::<Result<Vec<_>, _>>()
     };
     let (seen, drafts) = threads::look(job, read);
-    Ok((drafts?, seen?))
+    let (seen, mut drafts) = (seen?, drafts?);
+    let mut reached = Reached::default();
+    drafts.iter_mut().for_each(|draft| reached.note(&mut draft.maps));
+    Ok((drafts, seen))
 }
 
 /// Refuses what cannot be restored, as far as it can be seen from outside.
@@ -291,10 +293,14 @@ fn ask_processes(job: &mut Suspended, areas: &[Area], drafts: &mut [Draft]) -> R
     let tables = inject::collect_processes(job, areas, &timers)?;
     let own = job.processes.iter().zip(&mut *drafts).filter(|(p, _)| p.guest.is_none());
     own.map(|(_, draft)| draft).try_for_each(Draft::look_for_data)?;
-    let live = job.processes.iter().zip(drafts).zip(&tables);
-    let live = live.map(|((process, draft), table)| draft.finish(process, table));
+    let pending = drafts.iter().map(|draft| threads::pending(draft.pid, draft.task, true));
+    let pending = pending.collect::<Result<Vec<_>, _>>()?;
+    let live = job.processes.iter().zip(drafts).zip(&tables).zip(pending);
+    let live = spread::each(live.collect(), |(((process, draft), table), pending)| {
+        draft.finish(process, table, pending)
+    });
     let ended = job.zombies.iter().filter_map(|zombie| process::zombie(*zombie));
-    live.chain(ended.map(Ok)).collect()
+    live.into_iter().chain(ended.map(Ok)).collect()
 }
 
 impl Captured {

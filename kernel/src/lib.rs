@@ -38,6 +38,7 @@ pub mod shared;
 pub mod signals;
 pub mod sockets;
 pub mod softdirty;
+pub mod spread;
 pub mod sysv;
 pub mod trust;
 pub mod uffd;

@@ -59,7 +59,6 @@ mod sets;
 mod shm;
 mod signalfd;
 mod sockets;
-mod spread;
 mod state;
 mod sys;
 mod tables;

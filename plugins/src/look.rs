@@ -5,7 +5,7 @@ use crate::fault::{At, Fault};
 use crate::model::Owner;
 use crate::sys::{fd, fdinfo::FdInfo};
 use belay_kernel::numbers::lend;
-use belay_kernel::{fcntl, pidfd};
+use belay_kernel::{fcntl, pidfd, spread};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ pub(crate) fn look(tables: &[Sight<'_>]) -> Vec<Vec<Result<Look, Fault>>> {
         })
         .collect();
     let mut out: Vec<Vec<_>> = tables.iter().map(|_| Vec::new()).collect();
-    for (piece, looks) in pieces.iter().zip(crate::spread::each(&pieces, Piece::look)) {
+    for (piece, looks) in pieces.iter().zip(spread::each(pieces.iter().collect(), Piece::look)) {
         out[piece.table].extend(looks);
     }
     out

@@ -1,7 +1,7 @@
 //! What has been read of a process before anything has run in it.
 
 use crate::memory::held;
-use crate::memory::mappings::{self, Reached};
+use crate::memory::mappings;
 use crate::memory::mlock::Locks;
 use crate::stop::stopped::Process;
 use crate::CaptureError;
@@ -45,7 +45,7 @@ impl Draft {
     }
 
     /// Reads what can be read before anything runs in the process.
-    pub(crate) fn read(process: &Process, reached: &mut Reached) -> Result<Self, CaptureError> {
+    pub(crate) fn read(process: &Process) -> Result<Self, CaptureError> {
         let (pid, task) = (process.pid, process.task());
         let fail = |what: &str, e: std::io::Error| CaptureError::system(format!("read {what} of process {pid}"), e);
         let mut stat = proc::stat(task).map_err(|e| fail("stat", e))?;
@@ -53,8 +53,7 @@ impl Draft {
             let main = proc::stat(pid).map_err(|e| fail("stat", e))?;
             (stat.comm, stat.exit_signal) = (main.comm, main.exit_signal);
         }
-        let mut maps = proc::maps(task).map_err(|e| fail("maps", e))?;
-        reached.note(&mut maps);
+        let maps = proc::maps(task).map_err(|e| fail("maps", e))?;
         let is_apart = |m: &Map| mappings::huge(m).is_some() || mappings::writes_program(m);
         let huge = if maps.iter().any(is_apart) {
             let all = proc::smaps(task).map_err(|e| fail("smaps", e))?;

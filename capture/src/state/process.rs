@@ -27,8 +27,14 @@ const THP_EXCEPT_ADVISED: i32 = 2;
 impl Draft {
     /// Joins everything into the model; its rings follow, its threads that live when it has gone on, and its mappings when
     /// the snapshot is written. Of its tasks `process` has the first one only at this moment, see
-    /// [`Suspended::each_task_while`].
-    pub(crate) fn finish(&mut self, process: &Process, table: &ProcessTable) -> Result<model::Process, CaptureError> {
+    /// [`Suspended::each_task_while`]; `pending` are the signals that are pending for all of it. Asks the tracer of
+    /// nothing: any thread may do it.
+    pub(crate) fn finish(
+        &mut self,
+        process: &Process,
+        table: &ProcessTable,
+        mut pending: Vec<Vec<u8>>,
+    ) -> Result<model::Process, CaptureError> {
         let (pid, task) = (self.pid, self.task);
         let main = (task != pid)
             .then(|| threads::exited_main(pid, &self.stat.comm))
@@ -39,7 +45,6 @@ impl Draft {
             timer.overrun = slot.overrun;
         }
         let s = &self.stat;
-        let mut pending = threads::pending(pid, task, true)?;
         // One that SIGSTOP is about to stop has perhaps taken the signal while it ran code of ours: it comes back
         // stopped, of which nobody has been told.
         let stops = process.tasks.iter().any(|t| t.deferred == libc::SIGSTOP) || pending.iter().any(|i| threads::is_stop(i));

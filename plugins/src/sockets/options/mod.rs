@@ -9,9 +9,8 @@ use crate::fault::{At, Fault};
 use crate::kind::{nothing, Kind, Never, NoPart};
 use crate::model::DescId;
 use crate::session::{Found, Session};
-use crate::spread;
 use crate::sys::sock;
-use belay_kernel::pidfd;
+use belay_kernel::{pidfd, spread};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -110,7 +109,7 @@ fn read_ahead(s: &Session<'_>) -> HashMap<DescId, Options> {
         let own = pidfd::getfd(*pidfd, *number).ok()?;
         Some((*id, capture(own.as_raw_fd(), true).ok()?))
     };
-    let read = spread::each(&pieces, |piece| piece.iter().filter_map(read).collect::<Vec<_>>());
+    let read = spread::each(pieces, |piece| piece.iter().filter_map(read).collect::<Vec<_>>());
     read.into_iter().flatten().collect()
 }
 
