@@ -121,6 +121,10 @@ pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
         ImageError::Io {
             step: "read", source, ..
         } if source.raw_os_error() == Some(libc::EIO) => Exit::Damaged,
+        // So is a file that is not there.
+        ImageError::Io {
+            step: "open", source, ..
+        } if source.kind() == io::ErrorKind::NotFound => Exit::Damaged,
         ImageError::Io { source, .. } => exit_of_io(source, io),
         ImageError::Damaged { .. } | ImageError::Elsewhere { .. } => Exit::Damaged,
         ImageError::Version { .. } => Exit::ImageVersion,

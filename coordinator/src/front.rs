@@ -74,9 +74,14 @@ pub(crate) fn wait(
                 } else {
                     Exit::NotExecutable
                 };
+                // The file itself has been found: a launch looks for it first.
+                let advice = match exit {
+                    Exit::NotFound => "; the interpreter that its first line names (#!), or its dynamic loader, is not there",
+                    _ => "; check its mode and its kind (file(1))",
+                };
                 return Err(Failure::new(
                     exit,
-                    format!("execute the command: {}", crate::failure::reason(&error)),
+                    format!("execute the command: {}{advice}", crate::failure::reason(&error)),
                 ));
             }
             Ok(Some(Message::Fence)) => {

@@ -134,17 +134,18 @@ impl JobDir {
                 found
             }),
         };
-        let empty = is_own && dir.is_empty().map_err(|e| cannot(&e))?;
-        if empty && !made {
+        let unused = is_own && dir.is_unused().map_err(|e| cannot(&e))?;
+        if unused && !made {
             dir.dir.set_mode(0o700).map_err(|e| cannot(&e))?;
-        } else if !empty {
-            check_owner(&path, &m, Access::Own)?;
-            if !dir.is_described() {
+        } else if !unused {
+            // First: whoever has named a directory by mistake is not to be asked to change its mode.
+            if is_own && !dir.is_described() {
                 return Err(Failure::new(
                     Exit::CannotCreate,
                     format!("make job directory {at}: the directory holds other things; choose another with --ckpt-dir"),
                 ));
             }
+            check_owner(&path, &m, Access::Own)?;
         }
         for sub in ["log", "gen"] {
             match dir.dir.make(sub.as_ref(), 0o700) {
@@ -155,23 +156,54 @@ impl JobDir {
         Ok(dir)
     }
 
-    fn is_empty(&self) -> io::Result<bool> {
+    /// Whether it is empty, or holds no more than a launch that failed has left: the disk may have been full.
+    fn is_unused(&self) -> io::Result<bool> {
         // What lies there is the same by any path.
-        Ok(std::fs::read_dir(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))?
-            .next()
-            .is_none())
+        let here = PathBuf::from(format!("/proc/self/fd/{}", self.dir.as_raw_fd()));
+        for entry in std::fs::read_dir(&here)? {
+            let name = entry?.file_name();
+            let is_left = match name.to_str() {
+                Some(NEW_JOB | LOCK) => true,
+                Some("gen" | "log") => self.dir.inner(name.as_ref()).is_ok_and(|inside| {
+                    let inside = std::fs::read_dir(format!("/proc/self/fd/{}", inside.as_raw_fd()));
+                    inside.is_ok_and(|mut names| names.next().is_none())
+                }),
+                _ => false,
+            };
+            if !is_left {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Removes the control socket, wherever the directory lies by now.
+    pub(crate) fn remove_socket(&self) -> io::Result<()> {
+        self.dir.remove(SOCKET.as_ref())
+    }
+
+    /// Whether the path still leads here.
+    fn is_in_place(&self) -> io::Result<()> {
+        let (there, here) = (std::fs::metadata(&self.path)?, self.dir.metadata()?);
+        if (here.dev(), here.ino()) == (there.dev(), there.ino()) {
+            return Ok(());
+        }
+        Err(io::Error::other("another directory lies there now"))
+    }
+
+    /// The same for a job that runs: what it wrote elsewhere would be among the files of another.
+    pub fn check_place(&self) -> Result<(), Failure> {
+        self.is_in_place().map_err(|e| {
+            let at = self.path.display();
+            let why = crate::failure::reason(&e);
+            let what = format!("the job directory {at} has been moved or removed while the job runs ({why}): move it back; until then the job has no checkpoints");
+            Failure::new(Exit::CheckpointFailed, what)
+        })
     }
 
     /// Whether the path still leads here for user `owner`, as whom this process goes on.
     fn check_path(&self, owner: u32) -> Result<(), Failure> {
-        let there = std::fs::metadata(&self.path).and_then(|there| {
-            let here = self.dir.metadata()?;
-            if (here.dev(), here.ino()) == (there.dev(), there.ino()) {
-                return Ok(());
-            }
-            Err(io::Error::other("another directory lies there now"))
-        });
-        there.map_err(|e| {
+        self.is_in_place().map_err(|e| {
             let at = self.path.display();
             let why = crate::failure::reason(&e);
             let what = format!("user {owner}, as whom root looks at the job directory {at}, does not find it there: {why}; name a path by which its owner reaches it");

@@ -50,8 +50,8 @@ pub(crate) enum Command {
     ///
     /// With a whole checkpoint in the job directory this is `belay restart`, without one `belay launch`; the options
     /// hold for both. A job that has ended with exit status 0 is not run again, so a script that a batch system starts
-    /// anew can have several of these in a row. Another command than the one that the job directory belongs to is
-    /// refused.
+    /// anew can have several of these in a row, each with a directory of its own (--ckpt-dir). Another command than the
+    /// one whose checkpoints the directory holds, or that has ended there with exit status 0, is refused.
     Run(Run),
     /// Show what a job is doing
     Status(Status),

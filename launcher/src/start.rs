@@ -1,5 +1,6 @@
 //! `belay launch`, `belay restart` and `belay run`: prepare the job directory, then become the front of the job.
 
+mod another;
 pub(crate) mod part;
 
 use crate::cli::{self, Gpu, Launch, Rank, Restart, Run, Store, Upkeep};
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 /// Runs the command; ends this process as the command ended.
 pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
+    let modes = sys::TerminalModes::found();
     launch::check(&args.command)?;
     let (config, redundancy, limits) = configured(&args)?;
     let config = config.of_job(redundancy);
@@ -36,18 +38,9 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     let description = described(&args, &limits)?;
     let dir = JobDir::create(&args.ckpt_dir)?;
     let lock = dir.lock()?;
-    let held = tiers::held(&dir)?;
-    if held > 0 {
-        let at = dir.path().display();
-        return Err(Failure::new(
-            Exit::HoldsCheckpoints,
-            format!(
-                "{at} holds {held} checkpoints of an earlier job; continue it with belay restart {at}, remove them with belay gc --all {at}, or use another directory"
-            ),
-        ));
-    }
+    another::refuse_earlier(dir.path(), tiers::held(&dir)?)?;
     let end = launch_in(&dir, lock, (config, description), args, false)?;
-    finish(&dir, end.status())
+    finish(&dir, end.status(), modes)
 }
 
 /// The configuration files, with what the options of a launch say instead, and how the job is to be made redundant. A
@@ -199,6 +192,7 @@ pub(crate) fn gpu(args: Gpu) -> Result<u8, Failure> {
 
 /// Continues a job; ends this process as its command ended.
 pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
+    let modes = sys::TerminalModes::found();
     // The job's descriptors come from the checkpoint; what this process inherited would only be held open.
     sys::close_inherited();
     let (mut config, limits) = Config::load(args.config.as_deref())?;
@@ -251,11 +245,12 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
         ends_remains: false,
     };
     let end = restart_in(&dir, lock, description, how)?;
-    finish(&dir, end.status())
+    finish(&dir, end.status(), modes)
 }
 
 /// Continues the job in the directory if it has a checkpoint, else launches it.
 pub(crate) fn run(args: Run) -> Result<u8, Failure> {
+    let modes = sys::TerminalModes::found();
     let (config, redundancy, limits) = configured(&args.launch)?;
     let launched = config.clone().of_job(redundancy);
     let new = described(&args.launch, &limits)?;
@@ -272,22 +267,17 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         Some(old) if old.command == new.command && old.wait_status != Some(0) => held_anywhere(&dir, old)?,
         _ => tiers::held(&dir)?,
     };
+    old.as_ref()
+        .map_or(Ok(()), |old| another::refuse_other(dir.path(), (old, &new), held))?;
     let at = dir.path().display();
     let restarts = args.launch.across_hosts && args.again < args.restarts;
     let end = match old {
-        Some(old) if old.command == new.command && old.wait_status == Some(0) => {
+        Some(old) if old.wait_status == Some(0) => {
             sys::say(&format!(
                 "the job in {at} has ended with exit status 0 and is not run again; to begin anew, belay gc --all {at} and belay launch"
             ));
             return Ok(0);
         }
-        Some(old) if held > 0 && old.command != new.command => return Err(Failure::new(
-            Exit::HoldsCheckpoints,
-            format!(
-                "{at} holds {held} checkpoints of another command ({}); continue that with belay restart {at}, or use another directory",
-                old.command.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-            ),
-        )),
         Some(old) if held > 0 => {
             sys::close_inherited();
             keys::check_goes_on(&old.config, &config)?;
@@ -353,7 +343,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     if lost {
         return Err(begin_again(args.again + 1));
     }
-    finish(&dir, end.status())
+    finish(&dir, end.status(), modes)
 }
 
 /// How many generations the job has. Where none is known here, its tiers are asked, and one that does not answer, or of
@@ -591,10 +581,14 @@ pub(crate) fn rank(args: &Rank) -> Result<u8, Failure> {
     Err(step::rank::run(&args.spec))
 }
 
-fn finish(dir: &JobDir, status: i32) -> Result<u8, Failure> {
+/// Ends this process as the command ended. One that was stopped has not put the `modes` of the terminal back.
+fn finish(dir: &JobDir, status: i32, modes: Option<sys::TerminalModes>) -> Result<u8, Failure> {
     if status == agent::stopped_after_checkpoint() {
-        let at = dir.path().display();
-        sys::say(&format!("stopped after a checkpoint; continue with belay restart {at}"));
+        modes.inspect(sys::TerminalModes::put_back);
+        sys::say(&format!(
+            "stopped after a checkpoint; continue with belay restart {}",
+            dir.path().display()
+        ));
     }
     sys::exit_like(status)
 }

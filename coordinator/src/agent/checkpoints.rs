@@ -154,6 +154,7 @@ impl Agent {
                 (true, true) => Access::LeaveOut,
             },
         };
+        self.dir.check_place()?;
         if !self.durable {
             self.dir.sync()?;
             self.forget_elsewhere()?;

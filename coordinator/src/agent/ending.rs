@@ -96,10 +96,9 @@ impl Agent {
     pub(super) fn close(&mut self) {
         self.stop_telling();
         self.lock.iter().for_each(Lock::leaving);
-        let socket = self.dir.socket();
         if let (Some(_), false) = (self.listener.take(), self.losses.deposed) {
-            if let Err(e) = std::fs::remove_file(&socket) {
-                tracing::warn!(path = %socket.display(), error = %e, "remove the control socket");
+            if let Err(e) = self.dir.remove_socket() {
+                tracing::warn!(path = %self.dir.socket().display(), error = %e, "remove the control socket");
             }
         }
         if let Some(lock) = self.lock.take() {

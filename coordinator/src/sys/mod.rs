@@ -20,7 +20,7 @@ use rustix::fs::{Access, AtFlags, MemfdFlags, Mode, OFlags, StatVfsMountFlags, C
 use rustix::io::{fcntl_getfd, FdFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::Pid;
-use rustix::termios::{tcgetpgrp, tcsetpgrp};
+use rustix::termios::{tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp, OptionalActions, Termios};
 use std::io;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -33,11 +33,35 @@ pub fn terminal_group() -> Option<i32> {
 
 /// If this process's group has the terminal, gives it to process group `group`.
 pub fn hand_over_terminal(group: i32) {
-    let Ok(tty) = std::fs::File::open("/dev/tty") else { return };
-    if tcgetpgrp(&tty).is_ok_and(|group| group.as_raw_nonzero().get() == belay_kernel::process::group()) {
+    if let Some(tty) = own_terminal() {
         // A group that is gone leaves the terminal where it is.
         let _ = Pid::from_raw(group).map(|group| tcsetpgrp(&tty, group));
     }
+}
+
+/// The modes of the controlling terminal, as a program finds them when it begins.
+#[derive(Debug)]
+pub struct TerminalModes(Termios);
+
+impl TerminalModes {
+    /// Those of now; `None` without a terminal, or where another process group has it.
+    pub fn found() -> Option<Self> {
+        tcgetattr(own_terminal()?).ok().map(Self)
+    }
+
+    /// Puts them back, unless another process group has the terminal by now.
+    pub fn put_back(&self) {
+        if let Some(tty) = own_terminal() {
+            let _ = tcsetattr(&tty, OptionalActions::Drain, &self.0);
+        }
+    }
+}
+
+/// The controlling terminal, where this process's group has it.
+fn own_terminal() -> Option<std::fs::File> {
+    let tty = std::fs::File::open("/dev/tty").ok()?;
+    let owner = tcgetpgrp(&tty).ok()?;
+    (owner.as_raw_nonzero().get() == belay_kernel::process::group()).then_some(tty)
 }
 
 /// A pair of connected sockets that keep messages apart.

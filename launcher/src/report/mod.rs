@@ -37,7 +37,13 @@ pub(crate) fn report(args: &cli::Report) -> Result<u8, Failure> {
             .and_then(|()| std::io::stdout().flush()),
     };
     match written {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::io("write the page", &e)),
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            let place = args
+                .output
+                .as_ref()
+                .map_or("standard output".into(), |path| path.display().to_string());
+            Err(Failure::io(format!("write the page to {place}"), &e))
+        }
         _ => Ok(0),
     }
 }

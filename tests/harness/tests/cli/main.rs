@@ -1,5 +1,6 @@
 //! The command line: exit statuses, standard streams, signals, terminals, job directories, machine-readable output.
 
+mod directories;
 mod jobs;
 mod limits;
 mod page;
@@ -30,7 +31,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 29] = [
+    let tests: [(&str, Test); 34] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -39,6 +40,11 @@ fn main() {
         ("nothing_there", jobs::nothing_there),
         ("reports", jobs::reports),
         ("report", page::report),
+        ("moved", directories::moved),
+        ("half_made", directories::half_made),
+        ("named_by_mistake", directories::named_by_mistake),
+        ("several_runs", directories::several_runs),
+        ("modes", terminals::modes),
         ("stop_and_go_on", jobs::stop_and_go_on),
         ("run", jobs::run),
         ("lazy", jobs::lazy),

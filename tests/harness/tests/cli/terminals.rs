@@ -66,6 +66,25 @@ pub(super) fn terminal(place: &Place, user: User) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A program that is stopped by its checkpoint has not put the modes of the terminal back: belay does.
+pub(super) fn modes(place: &Place, user: User) -> Result<(), Failure> {
+    let job = Job::new(place, "modes", user)?;
+    let belay = place.belay().display().to_string();
+    let mut t = shell(&job)?;
+    t.type_keys(&format!(
+        "{belay} launch --ckpt-dir j -- sh -c 'stty raw -echo; echo up; exec sleep 1000'\n"
+    ))?;
+    t.expect("\nup\n")?;
+    let dir = job.work.join("j").display().to_string();
+    let o = output(job.belay(&["checkpoint", "--then", "stop", &dir]), LIMIT)?;
+    want(o.status.success(), || text(&o))?;
+    t.expect("stopped after a checkpoint")?;
+    ended(&mut t, 85)?;
+    t.type_keys("stty -a\n")?;
+    t.expect("isig icanon")?;
+    t.expect("PROMPT:").map(drop)
+}
+
 /// Commands that stop themselves, and a shell with a process group of its own: the outer shell notices, `fg` continues them.
 pub(super) fn self_stopped(place: &Place, user: User) -> Result<(), Failure> {
     let job = Job::new(place, "selfstop", user)?;
