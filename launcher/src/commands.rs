@@ -12,7 +12,7 @@ use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::Redundancy;
 use belay_coordinator::tiers::{local, To};
 use belay_coordinator::{generations, plain, removal, sys, tiers, Failure};
-use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, Level, OnTier, Request, Status};
+use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, JobState, Level, OnTier, Request, Status};
 use clap::CommandFactory;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -174,7 +174,8 @@ fn status_text(s: &Status, screen: Option<Screen>) -> String {
     if let Some(a) = &s.agent {
         out += &format!(", agent {}", a.host_pid.unwrap_or(a.pid));
     }
-    if let Some(w) = s.wait_status {
+    // What was stopped has not ended: that status is belay's.
+    if let Some(w) = s.wait_status.filter(|_| s.state != JobState::Stopped) {
         out += &format!(", command {}", format::wait_status(w));
     }
     out += &format!(

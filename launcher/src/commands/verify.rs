@@ -120,7 +120,14 @@ pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
     match (whole, first_fault) {
         (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
         (_, None) => Ok(0),
-        (0, Some(f)) => Err(f),
+        (0, Some(f)) => {
+            let all = if of == 1 {
+                "the only generation is"
+            } else {
+                "all generations are"
+            };
+            Err(Failure::new(f.exit, format!("{all} damaged: {f}")))
+        }
         (n, Some(f)) => Err(Failure::new(
             Exit::Incomplete,
             format!("{} of {of} generations are damaged: {f}", of - n),
