@@ -4,6 +4,7 @@
 //! Whoever reaches the port may read; nothing can be changed through it. What a peer sends is bounded, and a slow one
 //! costs a descriptor for some seconds at most.
 
+use crate::failure::reason;
 use crate::Failure;
 use belay_kernel::dir::Dir;
 use belay_wire::Exit;
@@ -95,21 +96,25 @@ pub(crate) struct Exporter {
 impl Exporter {
     /// Opens the place.
     pub(crate) fn open(place: &Place) -> Result<Self, Failure> {
-        let fail = |what: String| move |e: io::Error| Failure::new(Exit::CannotCreate, format!("serve metrics at {what}: {e}"));
+        let fail = |what: String| move |e: io::Error| Failure::new(Exit::CannotCreate, format!("{what}: {}", reason(&e)));
         let door = match place {
             Place::Tcp(addresses) => {
                 let what = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
                 let bound = TcpListener::bind(&addresses[..]);
                 let listener = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
-                Door::Tcp(listener.map_err(fail(what))?)
+                Door::Tcp(listener.map_err(fail(format!("serve metrics at {what}")))?)
             }
             Place::Unix(path) => {
                 let listen = |spot: Spot| Ok(Door::Unix(spot.listen()?, spot));
-                Spot::of(path).and_then(listen).map_err(fail(path.display().to_string()))?
+                Spot::of(path)
+                    .and_then(listen)
+                    .map_err(fail(format!("serve metrics at {}", path.display())))?
             }
             Place::File(path) => {
                 let begin = |spot: Spot| spot.replace("").map(|()| Door::File(spot));
-                Spot::of(path).and_then(begin).map_err(fail(path.display().to_string()))?
+                Spot::of(path)
+                    .and_then(begin)
+                    .map_err(fail(format!("write metrics to {}", path.display())))?
             }
         };
         Ok(Self {

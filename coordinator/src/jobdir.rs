@@ -380,7 +380,8 @@ impl JobDir {
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|e| Failure::io(format!("find {}", path.display()), &e))
+    // It fails where there is no working directory any more.
+    std::path::absolute(path).map_err(|e| Failure::io(format!("find {} in the working directory", path.display()), &e))
 }
 
 fn no_job(path: &Path, why: &str) -> Failure {

@@ -1,8 +1,7 @@
 //! Requests to the agent of a running job.
 
 use belay_coordinator::jobdir::{is_foreign, is_suspended, Access, Holder, JobDir};
-use belay_coordinator::sys;
-use belay_coordinator::{host_pids, Failure};
+use belay_coordinator::{host_pids, sys, tiers, Failure};
 use belay_wire::socket::{self, Events, Patience};
 use belay_wire::{Event, Exit, Request, Status};
 use std::io;
@@ -80,10 +79,16 @@ fn nobody(dir: &JobDir, before: Option<Holder>) -> Failure {
     let at = dir.path().display();
     let after = dir.holder();
     let changed = after != before;
+    let has_none = tiers::held(dir).is_ok_and(|held| held == 0);
     let why = match after.or(before).filter(Holder::runs) {
         None if dir.description().is_ok_and(|d| d.wait_status == Some(0)) => {
-            format!("is not running: it has ended well; belay restart {at} goes on from its newest checkpoint once more")
+            if has_none {
+                "is not running: it has ended well, and has no checkpoint".to_owned()
+            } else {
+                format!("is not running: it has ended well; belay restart {at} goes on from its newest checkpoint once more")
+            }
         }
+        None if has_none => "is not running, and has no checkpoint; begin it with belay run".to_owned(),
         None => format!("is not running; continue it with belay restart {at}"),
         Some(h) if !h.serving || changed => {
             let message = format!("the job in {at} is just starting or ending ({}); see belay status {at}", h.word);
