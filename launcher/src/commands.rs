@@ -236,14 +236,16 @@ fn generations_text(generations: &[GenerationStatus], screen: Option<Screen>) ->
     let rows: Vec<Vec<String>> = generations
         .iter()
         .map(|g| {
+            // Of one whose manifest cannot be read nothing is known.
+            let known = |cell: String| if g.time_unix_s == 0 { "-".to_owned() } else { cell };
             vec![
                 g.generation.to_string(),
-                format::time(g.time_unix_s),
-                g.ranks.to_string(),
-                g.threads.to_string(),
-                format::bytes(g.bytes),
-                format::bytes(g.new_bytes),
-                format::millis(g.blocked_ms),
+                known(format::time(g.time_unix_s)),
+                known(g.ranks.to_string()),
+                known(g.threads.to_string()),
+                known(format::bytes(g.bytes)),
+                known(format::bytes(g.new_bytes)),
+                known(format::millis(g.blocked_ms)),
                 state_text(g),
                 where_text(g),
                 hosts_text(&g.hosts),
