@@ -133,8 +133,8 @@ pub(super) struct Page {
 pub(super) const HOLD: [usize; 2] = [offset_of!(Control, hold), offset_of!(Control, hold) + size_of::<Word>()];
 
 impl Page {
-    /// Takes the page with this `head` that process `pid`, of which `task` is a thread that lives, has mapped at `map`; none where the process ends at this
-    /// moment.
+    /// Takes the page with this `head` that process `pid`, of which `task` is a thread that lives, has mapped at `map`; none
+    /// where the process ends at this moment.
     pub(super) fn take((pid, task): (i32, i32), map: &Map, head: Head) -> Result<Option<Self>, Refusal> {
         let Ok(process) = pidfd::open_by(pid, task) else {
             return Ok(None);
