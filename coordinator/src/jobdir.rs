@@ -195,6 +195,10 @@ impl JobDir {
     pub fn check_place(&self) -> Result<(), Failure> {
         self.is_in_place().map_err(|e| {
             let at = self.path.display();
+            let is_gone = matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::Other);
+            if !is_gone {
+                return Failure::io(format!("look at the job directory {at}"), &e);
+            }
             let why = crate::failure::reason(&e);
             let what = format!("the job directory {at} has been moved or removed while the job runs ({why}): move it back; until then the job has no checkpoints");
             Failure::new(Exit::CheckpointFailed, what)

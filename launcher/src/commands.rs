@@ -170,7 +170,7 @@ fn show_status(args: &cli::Status) -> Result<u8, Failure> {
 
 /// What may be shown on `screen` as it is.
 fn status_text(s: &Status, screen: Option<Screen>) -> String {
-    let mut out = format!("{}: {}", s.name, format::state(s.state));
+    let mut out = format!("{}: {}", format::one_line(&s.name), format::state(s.state));
     if let Some(a) = &s.agent {
         out += &format!(", agent {}", a.host_pid.unwrap_or(a.pid));
     }
@@ -180,8 +180,8 @@ fn status_text(s: &Status, screen: Option<Screen>) -> String {
     }
     out += &format!(
         "\n  command     {}\n  directory   {}\n",
-        format::cut(&s.command.join(" "), 100),
-        s.dir
+        format::cut(&format::one_line(&s.command.join(" ")), 100),
+        format::one_line(&s.dir)
     );
     out += &format!("  interval    {}", s.interval.as_deref().unwrap_or("none"));
     if s.skipped > 0 {

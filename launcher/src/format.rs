@@ -139,13 +139,17 @@ const GAP: usize = 2;
 /// The same within the width of `screen`: what is not a number is wrapped. Without a screen each row has one line.
 /// `tones` says what a row has to say in column `of`. Nothing that it holds commands the terminal but its colours.
 pub(crate) fn table_on(screen: Option<Screen>, head: &[&str], rows: &[Vec<String>], (of, tones): (usize, &[Tone])) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| one_line(cell)).collect())
+        .collect();
     let Some(screen) = screen else {
-        return plain(&table(head, rows));
+        return table(head, &rows);
     };
     let mut builder = Builder::new();
     builder.push_record(head.iter().map(|h| h.trim_start_matches('>')));
-    for row in rows {
-        builder.push_record(row.iter().map(|cell| cut(&plain(cell), MOST)));
+    for row in &rows {
+        builder.push_record(row.iter().map(|cell| cut(cell, MOST)));
     }
     let mut table = builder.build();
     table.with(Style::empty()).with(Padding::new(0, GAP, 0, 0));
@@ -196,6 +200,11 @@ fn level(widths: &[usize], room: usize) -> usize {
         room -= width;
     }
     sorted.last().copied().unwrap_or(0)
+}
+
+/// `text` as a part of a line: names and commands may have ends of lines in them.
+pub(crate) fn one_line(text: &str) -> String {
+    plain(text).replace('\n', " ")
 }
 
 /// Cuts `text` to at most `max` characters.
@@ -283,6 +292,9 @@ mod tests {
         assert!(!text.contains("\x1b[2J") && text.replace("\x1b[39m", "").matches('\x1b').count() >= 2);
         // Elsewhere it is as it was.
         assert_eq!(table_on(None, &head, &rows, (1, &tones)), plain(&table(&head, &rows)));
+        let in_two = vec![vec!["3".to_owned(), "sh -c a\nb".to_owned(), "job".to_owned()]];
+        let row = "         3  sh -c a b  job\n";
+        assert!(table_on(None, &head, &in_two, (1, &tones)).ends_with(row));
         assert_eq!(table_on(None, &head, &rows, (1, &tones)).lines().count(), 3);
     }
 

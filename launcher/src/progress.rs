@@ -266,7 +266,7 @@ impl Bar {
                 self.now = Some((name.to_owned(), shape));
                 self.bar.set_style(shape.style());
                 // It may come from the agent, with names of the job's in it. A bar has one line.
-                self.bar.set_message(plain(name).replace('\n', " "));
+                self.bar.set_message(format::one_line(name));
                 self.bar.reset();
             }
             if shape != Shape::Open {
