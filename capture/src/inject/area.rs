@@ -79,16 +79,23 @@ pub(crate) struct Area {
     /// Signal that announces the end of an operation.
     signo: i32,
     pub(super) memory: Memory,
+    pub(super) at: Places,
+}
+
+/// Where the parts of an area lie, bytes from its start.
+#[derive(Debug)]
+pub(super) struct Places {
     pub(super) process_table: u64,
     pub(super) snapshot_table: u64,
     pub(super) notification_table: u64,
     pub(super) rings_table: u64,
     pub(super) ranges_table: u64,
-    slots: Slots,
+    program_end: u64,
     pub(super) large_stack_top: u64,
     pub(super) intermediary_stack_top: u64,
     pub(super) writer_stack_top: u64,
-    bytes: u64,
+    /// What each thread has, at the end.
+    slots: Slots,
 }
 
 /// The signal that marks the end of an operation: one that is not pending and that the process does not catch, so that
@@ -106,20 +113,10 @@ fn mark_signal(status: &Status, of_threads: u64) -> Option<i32> {
 }
 
 /// An area that is about to be mapped.
-struct Draft {
+struct Prepared {
     signo: i32,
     memory: Memory,
-    /// Where the parts lie, from the start of the area.
-    process_table: u64,
-    snapshot_table: u64,
-    notification_table: u64,
-    rings_table: u64,
-    ranges_table: u64,
-    program_end: u64,
-    large_stack_top: u64,
-    intermediary_stack_top: u64,
-    writer_stack_top: u64,
-    slots: Slots,
+    at: Places,
 }
 
 /// What has to be known of a process to map its area.
@@ -130,7 +127,37 @@ pub(crate) struct Facts<'a> {
     pub(crate) pending: u64,
 }
 
-impl Draft {
+impl Places {
+    /// Behind a program of so many bytes, for `threads` threads whose extended state has at most `xstate` bytes.
+    fn new(program: u64, threads: u64, xstate: usize) -> Self {
+        let mut at = program;
+        let mut take = |bytes: u64, align: u64| {
+            let start = at.next_multiple_of(align);
+            at = start + bytes;
+            start
+        };
+        let writers = WRITER_STACK * MAX_WRITERS as u64;
+        Self {
+            process_table: take(size_of::<ProcessTable>() as u64, PAGE),
+            snapshot_table: take(size_of::<SnapshotTable>() as u64, 64),
+            notification_table: take(size_of::<NotificationTable>() as u64, 64),
+            rings_table: take(size_of::<RingsTable>() as u64, 64),
+            ranges_table: take(size_of::<RangesTable>() as u64, 64),
+            program_end: take(0, PAGE),
+            large_stack_top: take(LARGE_STACK, 64) + LARGE_STACK,
+            intermediary_stack_top: take(LARGE_STACK, 64) + LARGE_STACK,
+            writer_stack_top: take(writers, 64) + writers,
+            slots: Slots::new(take(0, PAGE), threads, xstate),
+        }
+    }
+
+    /// The length of the area, bytes.
+    fn bytes(&self) -> u64 {
+        self.slots.end()
+    }
+}
+
+impl Prepared {
     /// Decides where everything is to lie, and prepares the gate of `process`.
     fn of(process: &mut Process, facts: &Facts<'_>, blob: &Blob) -> Result<Self, CaptureError> {
         let pid = process.pid;
@@ -143,34 +170,18 @@ impl Draft {
         process.gate = Some(gate.ok_or_else(|| refuse("no system call instruction in its memory"))?);
         let threads = process.tasks.len() as u64;
         let xstate = process.tasks.iter().map(|t| t.xstate.len()).max().unwrap_or(0);
-        let mut at = blob.bytes();
-        let mut take = |bytes: u64, align: u64| {
-            let start = at.next_multiple_of(align);
-            at = start + bytes;
-            start
-        };
-        let writers = WRITER_STACK * MAX_WRITERS as u64;
         Ok(Self {
             signo,
             memory,
-            process_table: take(size_of::<ProcessTable>() as u64, PAGE),
-            snapshot_table: take(size_of::<SnapshotTable>() as u64, 64),
-            notification_table: take(size_of::<NotificationTable>() as u64, 64),
-            rings_table: take(size_of::<RingsTable>() as u64, 64),
-            ranges_table: take(size_of::<RangesTable>() as u64, 64),
-            program_end: take(0, PAGE),
-            large_stack_top: take(LARGE_STACK, 64) + LARGE_STACK,
-            intermediary_stack_top: take(LARGE_STACK, 64) + LARGE_STACK,
-            writer_stack_top: take(writers, 64) + writers,
-            slots: Slots::new(take(0, PAGE), threads, xstate),
+            at: Places::new(blob.bytes(), threads, xstate),
         })
     }
 
     /// Writes the program, the tables and the frames into the area of `process`, which is mapped at `base`.
     fn fill(self, process: &Process, base: u64, blob: &Blob) -> Result<Area, CaptureError> {
-        let (slots, threads) = (self.slots, process.tasks.len() as u64);
+        let (slots, threads) = (self.at.slots, process.tasks.len() as u64);
         let mut image = blob.placed_at(base);
-        image.resize(self.program_end as usize, 0);
+        image.resize(self.at.program_end as usize, 0);
         let mut frames = vec![0; (slots.frame_bytes * threads) as usize];
         let all = frames.chunks_exact_mut(slots.frame_bytes as usize).zip(&process.tasks);
         for (i, (frame, task)) in (0..).zip(all) {
@@ -188,16 +199,7 @@ impl Draft {
             entry: base + blob.entry(),
             signo: self.signo,
             memory: self.memory,
-            process_table: self.process_table,
-            snapshot_table: self.snapshot_table,
-            notification_table: self.notification_table,
-            rings_table: self.rings_table,
-            ranges_table: self.ranges_table,
-            slots,
-            large_stack_top: self.large_stack_top,
-            intermediary_stack_top: self.intermediary_stack_top,
-            writer_stack_top: self.writer_stack_top,
-            bytes: slots.end(),
+            at: self.at,
         })
     }
 }
@@ -209,25 +211,25 @@ impl Area {
         facts: impl Iterator<Item = Facts<'a>>,
         blob: &Blob,
     ) -> Result<Vec<Self>, CaptureError> {
-        let drafts = processes.iter_mut().zip(facts);
-        let drafts = drafts.map(|(process, facts)| Draft::of(process, &facts, blob));
-        let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-        let mut lengths = drafts.iter().map(|draft| draft.slots.end());
+        let prepared = processes.iter_mut().zip(facts);
+        let prepared = prepared.map(|(process, facts)| Prepared::of(process, &facts, blob));
+        let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
+        let mut lengths = prepared.iter().map(|one| one.at.bytes());
         let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
         let args = |_: &mut Process| lengths.next().map(|bytes| memory::mapping(bytes, all, 0));
         let mapped = on_mains(processes.iter_mut(), libc::SYS_mmap, args);
-        for ((process, mapped), draft) in processes.iter_mut().zip(&mapped).zip(&drafts) {
+        for ((process, mapped), one) in processes.iter_mut().zip(&mapped).zip(&prepared) {
             if let Some(Ok(base)) = mapped {
-                process.area = Some((*base, draft.slots.end()));
+                process.area = Some((*base, one.at.bytes()));
             }
         }
-        let each = processes.iter_mut().zip(drafts);
-        let each = each.map(|(process, draft)| match process.area {
-            Some((base, _)) => draft.fill(process, base, blob),
+        let each = processes.iter_mut().zip(prepared);
+        let each = each.map(|(process, one)| match process.area {
+            Some((base, _)) => one.fill(process, base, blob),
             // What is in the way is told, or gone round.
             None => {
-                let base = map_code(process, draft.slots.end(), draft.process_table)?;
-                draft.fill(process, base, blob)
+                let base = map_code(process, one.at.bytes(), one.at.process_table)?;
+                one.fill(process, base, blob)
             }
         });
         each.collect()
@@ -235,12 +237,12 @@ impl Area {
 
     /// First address and length.
     pub(crate) fn range(&self) -> (u64, u64) {
-        (self.base, self.base + self.bytes)
+        (self.base, self.base + self.at.bytes())
     }
 
     /// Address of a page that nobody has touched in the process: the writers whose stacks end there run in its copy.
     pub(super) fn untouched_page(&self) -> u64 {
-        self.base + self.slots.start - PAGE
+        self.base + self.at.slots.start - PAGE
     }
 
     /// A mark to be filled in by the operation's caller.
@@ -254,7 +256,7 @@ impl Area {
             tid,
             signo: self.signo,
             done: 0,
-            frame: self.base + self.slots.frame(index as u64) + crate::inject::frame::RSP_OFFSET,
+            frame: self.base + self.at.slots.frame(index as u64) + crate::inject::frame::RSP_OFFSET,
             subreaper: 0,
             witness: 0,
         }
@@ -270,7 +272,7 @@ impl Area {
 
     /// Where the table of thread number `index` lies, from the start of the area. Its stack ends there.
     pub(super) fn thread_table(&self, index: usize) -> u64 {
-        self.slots.table(index as u64)
+        self.at.slots.table(index as u64)
     }
 
     /// Writes the tables of all threads.
@@ -306,7 +308,7 @@ impl Area {
 
     /// Address of room for arguments and results of single system calls: the table of OP_PROCESS, which has been read.
     pub(crate) fn scratch(&self) -> u64 {
-        self.base + self.process_table
+        self.base + self.at.process_table
     }
 
     /// Bytes of that room.
@@ -317,7 +319,7 @@ impl Area {
     /// The first `count` bytes of it.
     pub(crate) fn get_scratch(&self, count: u64) -> Result<Vec<u8>, CaptureError> {
         self.get_all(
-            self.process_table,
+            self.at.process_table,
             usize::try_from(count.min(self.scratch_bytes())).unwrap_or(0),
         )
     }
@@ -329,7 +331,7 @@ impl Area {
 
     /// Writes them there; their address.
     pub(crate) fn put_operations(&self, ops: &[libc::sembuf]) -> Result<u64, CaptureError> {
-        self.put(self.process_table, ops)?;
+        self.put(self.at.process_table, ops)?;
         Ok(self.scratch())
     }
 

@@ -111,7 +111,7 @@ pub(crate) fn collect_processes(
         |_| true,
         |i, process, area| {
             let ids = &timers[i];
-            let mut table = area.get::<ProcessTable>(area.process_table)?;
+            let mut table = area.get::<ProcessTable>(area.at.process_table)?;
             if ids.len() > table.timers.len() {
                 return Err(CaptureError::refuse(
                     process.pid,
@@ -125,11 +125,11 @@ pub(crate) fn collect_processes(
             table.timer_count = u32::try_from(ids.len()).unwrap_or(0);
             table.untouched_page = area.untouched_page();
             table.mark = area.mark(process.pid, process.tasks[0].tid, 0);
-            area.put(area.process_table, &[table])?;
-            Ok(area.entry(&process.tasks[0], OP_PROCESS, area.process_table, area.large_stack_top))
+            area.put(area.at.process_table, &[table])?;
+            Ok(area.entry(&process.tasks[0], OP_PROCESS, area.at.process_table, area.at.large_stack_top))
         },
         |process, area| {
-            let table = area.get::<ProcessTable>(area.process_table)?;
+            let table = area.get::<ProcessTable>(area.at.process_table)?;
             process.subreaper = table.child_subreaper > 0;
             out.push(table);
             Ok(())
@@ -161,11 +161,11 @@ fn of_each(process: &mut Process, area: &Area, op: u64, ranges: &[(u64, u64)]) -
         for (slot, (start, end)) in table.ranges.iter_mut().zip(some) {
             *slot = [*start, end - start];
         }
-        area.put(area.ranges_table, &[table])?;
-        let entry = area.entry(&process.tasks[0], op, area.ranges_table, area.large_stack_top);
+        area.put(area.at.ranges_table, &[table])?;
+        let entry = area.entry(&process.tasks[0], op, area.at.ranges_table, area.at.large_stack_top);
         entry.begin(&mut process.tasks[0])?;
         entry.end(&mut process.tasks[0])?;
-        let told: RangesTable = area.get(area.ranges_table)?;
+        let told: RangesTable = area.get(area.at.ranges_table)?;
         if told.mark.done == 0 {
             let reason = "got a signal from outside the job at this moment";
             return Err(CaptureError::refuse_for_now(process.pid, "process", reason));
@@ -208,8 +208,8 @@ pub(crate) fn snapshot(
             let (fd, ino) = controls[i];
             let table = SnapshotTable {
                 mark: area.main_mark(process),
-                stack_intermediary: area.base + area.intermediary_stack_top,
-                stack_writers: area.base + area.writer_stack_top,
+                stack_intermediary: area.base + area.at.intermediary_stack_top,
+                stack_writers: area.base + area.at.writer_stack_top,
                 agent_pid,
                 control_fd: fd,
                 control_ino: ino,
@@ -221,11 +221,16 @@ pub(crate) fn snapshot(
                 reserved: 0,
                 left_out: ranges,
             };
-            area.put(area.snapshot_table, &[table])?;
-            Ok(area.entry(&process.tasks[0], OP_SNAPSHOT, area.snapshot_table, area.large_stack_top))
+            area.put(area.at.snapshot_table, &[table])?;
+            Ok(area.entry(
+                &process.tasks[0],
+                OP_SNAPSHOT,
+                area.at.snapshot_table,
+                area.at.large_stack_top,
+            ))
         },
         |_, area| {
-            let table = area.get::<SnapshotTable>(area.snapshot_table)?;
+            let table = area.get::<SnapshotTable>(area.at.snapshot_table)?;
             out.push(match (table.error, table.child) {
                 (0, pid) if pid > 0 => Ok(Made {
                     pid,

@@ -39,7 +39,7 @@ fn take_turn(
     let entry = |process: usize, number: usize, task: &Task| {
         let wait = area.thread_table(number);
         (process == at).then(|| match number {
-            0 => area.entry(task, op, table, area.large_stack_top),
+            0 => area.entry(task, op, table, area.at.large_stack_top),
             // Whatever signal the operation brings, it is not for those who wait.
             _ => Entry {
                 mask: u64::MAX,
@@ -55,7 +55,7 @@ fn take_turn(
     };
     // Nobody runs before all are prepared: an agent that dies in between leaves a turn that does nothing. The main
     // thread is the first, or the others would wait for ever.
-    let first = area.entry(&job.processes[at].tasks[0], op, table, area.large_stack_top);
+    let first = area.entry(&job.processes[at].tasks[0], op, table, area.at.large_stack_top);
     first.prepare(&mut job.processes[at].tasks[0])?;
     each(job, |task, entry| entry.prepare(task))?;
     area.put(turn, &[1u32])?;
@@ -94,11 +94,11 @@ pub(crate) fn notification<R>(
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     table.room = memory::map(&mut job.processes[at], bytes, protection, libc::MAP_NORESERVE)?;
     table.mark = area.main_mark(&job.processes[at]);
-    let turn = area.notification_table + std::mem::offset_of!(NotificationTable, turn) as u64;
+    let turn = area.at.notification_table + std::mem::offset_of!(NotificationTable, turn) as u64;
     let done = area
-        .put(area.notification_table, &[table])
-        .and_then(|()| take_turn(job, (at, area), (OP_NOTIFICATION, area.notification_table, turn), None))
-        .and_then(|()| area.get::<NotificationTable>(area.notification_table))
+        .put(area.at.notification_table, &[table])
+        .and_then(|()| take_turn(job, (at, area), (OP_NOTIFICATION, area.at.notification_table, turn), None))
+        .and_then(|()| area.get::<NotificationTable>(area.at.notification_table))
         .and_then(|done| read(&table.answered(&done), &area.memory));
     on_main(&mut job.processes[at], libc::SYS_munmap, [table.room, bytes, 0, 0, 0, 0])?;
     done
@@ -113,10 +113,10 @@ pub(crate) fn rings<R>(
     read: impl FnOnce(&RingsTable, &Memory) -> Result<R, CaptureError>,
 ) -> Result<R, CaptureError> {
     table.mark = area.main_mark(&job.processes[at]);
-    area.put(area.rings_table, &[table])?;
-    let turn = area.rings_table + std::mem::offset_of!(RingsTable, turn) as u64;
-    let took = take_turn(job, (at, area), (OP_RINGS, area.rings_table, turn), group);
-    let done = match area.get::<RingsTable>(area.rings_table) {
+    area.put(area.at.rings_table, &[table])?;
+    let turn = area.at.rings_table + std::mem::offset_of!(RingsTable, turn) as u64;
+    let took = take_turn(job, (at, area), (OP_RINGS, area.at.rings_table, turn), group);
+    let done = match area.get::<RingsTable>(area.at.rings_table) {
         Ok(done) => table.answered(&done),
         Err(e) => return Err(took.err().unwrap_or(e)),
     };
