@@ -24,18 +24,12 @@ fn directories_of_others_and_open_ones_are_refused() {
         73,
         "/proc/no/such",
     );
-    assert_failed(
-        &s.belay(&["launch", "--ckpt-dir", &s.0.display().to_string(), "true"]),
-        77,
-        "has mode",
-    );
-    chmod(&s.0, 0o700);
+    // Not one that anybody has made for this: its mode is not spoken of.
     assert_failed(
         &s.belay(&["launch", "--ckpt-dir", &s.0.display().to_string(), "true"]),
         73,
         "holds other things",
     );
-    chmod(&s.0, 0o755);
     if !am_root() {
         return;
     }
@@ -95,7 +89,7 @@ fn checkpoints_are_never_overwritten_by_a_launch() {
     assert_failed(&s.belay(&["gc", "--all"]), 69, "already running");
     s.go();
     assert!(job.wait().unwrap().success());
-    assert_failed(&s.belay(&["launch", "true"]), 72, "holds 1 checkpoints");
+    assert_failed(&s.belay(&["launch", "true"]), 72, "holds 1 checkpoint of");
     assert_failed(&s.belay(&["restart", "--generation", "1"]), 67, "no generation 1");
     assert!(s.belay(&["verify"]).status.success());
     let said = String::from_utf8_lossy(&s.belay(&["gc", "--all"]).stdout).into_owned();
