@@ -132,10 +132,17 @@ pub fn ended() -> io::Result<i32> {
 }
 
 /// All signals of this thread, and of what it makes, are blocked while this lives.
-struct Blocked(libc::sigset_t);
+pub struct Blocked(libc::sigset_t);
+
+impl std::fmt::Debug for Blocked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Blocked")
+    }
+}
 
 impl Blocked {
-    fn all() -> io::Result<Self> {
+    /// Blocks them.
+    pub fn all() -> io::Result<Self> {
         // SAFETY: all-zero bytes are a valid value of this plain C type.
         let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
         let mut all = before;

@@ -21,12 +21,16 @@ const ON_THE_WAY: u64 = 5_000_000;
 /// Waits, while `word` of memory that processes share has this value, until it is woken, a signal comes or `limit` has
 /// passed: who calls looks at it again.
 pub fn wait(word: &AtomicU32, value: u32, limit: Duration) {
-    let limit = libc::timespec {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: limit.subsec_nanos().into(),
-    };
+    let limit = time(limit);
     // SAFETY: a live word and a live time.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit) };
+}
+
+fn time(limit: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    }
 }
 
 /// Waits, while all of `words` of memory that processes share have this value, until one is woken, a signal comes or
@@ -110,6 +114,37 @@ pub fn wake_and_release(word: &AtomicU32, held: &AtomicU32) {
             SET_ZERO_IF_NOT,
         )
     };
+}
+
+/// Waits and wakes of tasks that run with the thread-local storage of another: nothing of the C library's is touched, not
+/// even its error number.
+pub mod bare {
+    use belay_abi::syscall;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
+
+    const FUTEX: usize = libc::SYS_futex as usize;
+
+    /// As [`wait`](super::wait).
+    pub fn wait(word: &AtomicU32, value: u32, limit: Duration) {
+        let limit = super::time(limit);
+        // SAFETY: the word and the time are live; every result means: look again.
+        unsafe { syscall!(FUTEX, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit) };
+    }
+
+    /// The same for a word of memory that no other process has, without an end.
+    pub fn wait_private(word: &AtomicU32, value: u32) {
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the word is live; every result means: look again.
+        unsafe { syscall!(FUTEX, word.as_ptr(), operation, value, 0) };
+    }
+
+    /// Wakes all that wait for such a word.
+    pub fn wake_private(word: &AtomicU32) {
+        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the word is live.
+        unsafe { syscall!(FUTEX, word.as_ptr(), operation, i32::MAX) };
+    }
 }
 
 /// Whether system call `number` with second argument `operation` waits for a futex.

@@ -29,6 +29,18 @@ fn groups(id: u32) -> (u32, Vec<u32>) {
     }
 }
 
+/// Users and groups of the calling thread: real, effective and saved.
+pub fn of_thread() -> io::Result<([u32; 3], [u32; 3])> {
+    let (mut uids, mut gids) = ([0; 3], [0; 3]);
+    let [real, effective, saved] = &mut uids;
+    // SAFETY: all three are valid for writing.
+    check(unsafe { libc::getresuid(real, effective, saved) }.into())?;
+    let [real, effective, saved] = &mut gids;
+    // SAFETY: as above.
+    check(unsafe { libc::getresgid(real, effective, saved) }.into())?;
+    Ok((uids, gids))
+}
+
 /// Makes this process, all its threads, one of user `id` with that user's groups and no rights of before: there is no
 /// way back. What others of that user's processes may look at it does not become: it may hold what only its own user
 /// should know.
@@ -40,10 +52,7 @@ pub fn become_user(id: u32) -> io::Result<()> {
     check(unsafe { libc::setresgid(first, first, first) }.into())?;
     // SAFETY: takes numbers only. From another user's, root's effective and permitted capabilities go with it.
     check(unsafe { libc::setresuid(id, id, id) }.into())?;
-    let mut now = [0; 3];
-    let [real, effective, saved] = &mut now;
-    // SAFETY: all three are valid for writing.
-    check(unsafe { libc::getresuid(real, effective, saved) }.into())?;
+    let (now, _) = of_thread()?;
     // SAFETY: takes a number only; it must not succeed.
     if now != [id; 3] || (id != 0 && unsafe { libc::setuid(0) } == 0) {
         return Err(io::Error::other("the identity of before is still there"));

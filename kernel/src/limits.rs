@@ -1,4 +1,25 @@
-//! Limits of the calling process.
+//! Limits of processes.
+
+use crate::check;
+use std::io;
+
+/// Limit `resource` of process `pid`: soft and hard.
+pub fn of(pid: i32, resource: u32) -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is live; no new limit is given.
+    check(unsafe { libc::prlimit(pid, resource, std::ptr::null(), &raw mut limit) }.into())?;
+    Ok((limit.rlim_cur, limit.rlim_max))
+}
+
+/// Sets it.
+pub fn set(pid: i32, resource: u32, (rlim_cur, rlim_max): (u64, u64)) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur, rlim_max };
+    // SAFETY: `limit` is live, and only read.
+    check(unsafe { libc::prlimit(pid, resource, &raw const limit, std::ptr::null_mut()) }.into()).map(drop)
+}
 
 /// Limits that have been raised, as they were.
 #[derive(Debug, Default)]

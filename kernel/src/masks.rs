@@ -125,8 +125,7 @@ mod tests {
         let me = std::process::id().cast_signed();
         let (mask, size) = (1u64 << 9 | 1 << (libc::SIGKILL - 1), 8u64);
         let indirect = [(&raw const mask) as u64, size];
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut regs: Regs = unsafe { std::mem::zeroed() };
+        let mut regs = ptrace::no_regs();
         (regs.orig_rax, regs.rax, regs.r8) = (281, ERESTARTNOHAND.cast_unsigned(), (&raw const mask) as u64);
         assert_eq!(of_call(me, &regs, 0), Some(mask));
         assert_eq!(of_call(me, &regs, 1 << 9), None);

@@ -73,8 +73,39 @@ pub fn group() -> i32 {
     unsafe { libc::getpgrp() }
 }
 
+/// The process group of process `pid`.
+pub fn group_of(pid: i32) -> io::Result<i32> {
+    // SAFETY: takes a number only.
+    check(unsafe { libc::getpgid(pid) }.into()).map(|group| group as i32)
+}
+
+/// The session of this process; 0 where its leader is in another PID namespace.
+pub fn session() -> i32 {
+    // SAFETY: takes a number only.
+    unsafe { libc::getsid(0) }
+}
+
+/// The execution domain of this process (`personality`).
+pub fn domain() -> io::Result<u32> {
+    const ASK: libc::c_ulong = 0xffff_ffff;
+    // SAFETY: takes a number, by which nothing is changed.
+    check(unsafe { libc::personality(ASK) }.into()).map(|domain| domain as u32)
+}
+
+/// Makes it the usual one.
+pub fn leave_domain() -> io::Result<()> {
+    // SAFETY: takes a number. Nothing can rely on what other domains change: they are for later mappings and programs.
+    check(unsafe { libc::personality(0) }.into()).map(drop)
+}
+
+/// Puts process `pid`, 0: this one, into process group `group`, 0: one that it leads.
+pub fn set_group(pid: i32, group: i32) -> io::Result<()> {
+    // SAFETY: takes numbers only.
+    check(unsafe { libc::setpgid(pid, group) }.into()).map(drop)
+}
+
 /// Asks to be in process group `group`, as this process is.
 pub fn stay_in_group(group: i32) {
-    // SAFETY: takes numbers only, and changes nothing.
-    unsafe { libc::setpgid(0, group) };
+    // It changes nothing.
+    let _ = set_group(0, group);
 }

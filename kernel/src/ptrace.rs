@@ -177,10 +177,15 @@ pub fn write_code(tid: i32, addr: u64, code: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Registers that are all 0.
+pub fn no_regs() -> Regs {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    unsafe { std::mem::zeroed() }
+}
+
 /// Reads the general registers.
 pub fn get_regs(tid: i32) -> io::Result<Regs> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut regs: Regs = unsafe { std::mem::zeroed() };
+    let mut regs = no_regs();
     let mut iov = libc::iovec {
         iov_base: (&raw mut regs).cast(),
         iov_len: size_of::<Regs>(),

@@ -75,6 +75,20 @@ impl Disposition {
         Self::replace(signal, libc::SIG_DFL)
     }
 
+    /// That of `signal`.
+    pub fn of(signal: i32) -> Disposition {
+        let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: a live structure; nothing is changed.
+        unsafe { libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) };
+        // SAFETY: sigaction is plain data, for which zero is a valid value too.
+        Disposition(signal, unsafe { now.assume_init() })
+    }
+
+    /// Whether the signal is ignored.
+    pub fn is_ignored(&self) -> bool {
+        self.1.sa_sigaction == libc::SIG_IGN
+    }
+
     /// Ignores `signal` (`SIG_IGN`), and returns the disposition it had.
     pub fn set_ignored(signal: i32) -> Disposition {
         Self::replace(signal, libc::SIG_IGN)
@@ -137,8 +151,30 @@ impl Signal {
 
 /// Sends `signal` to a process, or to a group or to all as `kill` does; one that is gone is no error.
 pub fn kill(pid: i32, signal: i32) {
+    let _ = send(pid, signal);
+}
+
+/// The same, and why it was not sent.
+pub fn send(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: takes numbers only.
-    unsafe { libc::kill(pid, signal) };
+    check(unsafe { libc::kill(pid, signal) }.into()).map(drop)
+}
+
+/// Changes the calling thread's mask as `how` (`SIG_*`) says, and returns the mask it had. Unlike those of a
+/// [`SignalSet`], the masks have the signals too that the C library keeps to itself.
+pub fn change_mask(how: i32, mask: u64) -> u64 {
+    let mut old = 0u64;
+    // SAFETY: both masks are live words of the kernel's size.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const mask,
+            &raw mut old,
+            size_of_val(&mask),
+        )
+    };
+    old
 }
 
 /// Sends `signal` to the calling thread, which has it once it is not blocked.
@@ -160,6 +196,17 @@ pub fn wait_for(set: &SignalSet) -> Option<Signal> {
         code: info.si_code,
         value: i32::try_from(value.sival_ptr.addr() & 0x7fff_ffff).unwrap_or(0),
     })
+}
+
+/// Takes a signal of `set`, which the thread has blocked, when there is one, and waits for it no longer than `limit`, or
+/// until a handler has run.
+pub fn take_within(set: &SignalSet, limit: Duration) {
+    let limit = libc::timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    // SAFETY: set and time are valid; nobody asks for more about the signal.
+    unsafe { libc::sigtimedwait(&raw const set.0, std::ptr::null_mut(), &raw const limit) };
 }
 
 /// Reads signals of a set that the thread has blocked.
