@@ -7,16 +7,19 @@
 //! the hashes of a loan over when its writer is done with it, and the extents when the child has ended.
 
 use crate::CaptureError;
-use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, RANGE_REFUSED, STATE_ABANDONED, STATE_GO};
+use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, MAX_WRITERS, RANGE_REFUSED, STATE_ABANDONED, STATE_GO};
 use belay_image::extents::Extent;
-use belay_kernel::check;
+use belay_kernel::futex;
+use belay_kernel::shared::Shared;
 use belay_storage::index::IndexShare;
 use belay_storage::session::{self, Session};
+use rustix::fs::{memfd_create, MemfdFlags};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const PAGE: u64 = 4096;
 
@@ -66,63 +69,32 @@ impl Work {
     }
 }
 
-/// Memory shared with a snapshot child, by way of a memfd.
+/// Memory shared with a snapshot child, by way of a memfd. What the child and we share in it are atomics, and tables that
+/// only one side writes at a time.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
     file: File,
-    base: *mut u8,
-    bytes: usize,
+    memory: Shared,
 }
 
-// SAFETY: the mapping belongs to this value alone; what the child and we share in it are atomics, and tables that only
-// one side writes at a time.
-unsafe impl Send for ControlMemory {}
+/// Where writer `k` has a field that is `field` behind its beginning.
+fn of_writer(k: usize, field: usize) -> usize {
+    assert!(k < MAX_WRITERS);
+    offset_of!(Control, writer) + k * size_of::<Writer>() + field
+}
+
+/// Where loan `i` of `work` has a field that is `field` behind its beginning.
+fn of_loan(work: &Work, i: usize, field: usize) -> usize {
+    work.loan_table as usize + i * size_of::<Loan>() + field
+}
 
 impl ControlMemory {
     /// Room for the head alone, in which the child waits for its work.
     pub(crate) fn create() -> std::io::Result<Self> {
-        // SAFETY: a constant name; the descriptor returned is ours.
-        let file = unsafe {
-            let fd = check(libc::memfd_create(c"belay-control".as_ptr(), libc::MFD_CLOEXEC).into())?;
-            File::from_raw_fd(i32::try_from(fd).map_err(std::io::Error::other)?)
-        };
+        let file = File::from(memfd_create(c"belay-control", MemfdFlags::CLOEXEC)?);
         file.set_len(PAGE)?;
-        let mut memory = Self {
-            file,
-            base: std::ptr::null_mut(),
-            bytes: 0,
-        };
-        memory.map(PAGE as usize)?;
-        Ok(memory)
-    }
-
-    fn map(&mut self, bytes: usize) -> std::io::Result<()> {
-        // SAFETY: a new shared mapping of our own file, which is at least that long.
-        let p = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                self.file.as_raw_fd(),
-                0,
-            )
-        };
-        if p == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        self.unmap();
-        self.base = p.cast();
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    fn unmap(&mut self) {
-        if self.bytes != 0 {
-            // SAFETY: our own mapping; no reference into it outlives a call of this type's methods.
-            unsafe { libc::munmap(self.base.cast(), self.bytes) };
-            self.bytes = 0;
-        }
+        let memory = Shared::map(file.as_fd(), PAGE as usize)?;
+        Ok(Self { file, memory })
     }
 
     /// The agent's descriptor of it and its inode number, by which the child finds it.
@@ -130,13 +102,11 @@ impl ControlMemory {
         Ok((self.file.as_raw_fd(), self.file.metadata()?.ino()))
     }
 
-    fn control(&self) -> *mut Control {
-        self.base.cast()
-    }
-
-    fn writer(&self, k: usize) -> *mut Writer {
-        // SAFETY: the head is mapped as long as this value lives, and has MAX_WRITERS writers; callers pass smaller numbers.
-        unsafe { (&raw mut (*self.control()).writer).cast::<Writer>().add(k) }
+    /// Sets a word of the head, and wakes who waits for it.
+    fn tell(&self, field: usize, value: u32) {
+        let word = self.memory.half(field);
+        word.store(value, Release);
+        futex::wake(word);
     }
 
     /// Lays out the work and sets the child going. [`Self::lend`] lends what is to be lent, so many loans `ahead`.
@@ -176,54 +146,65 @@ impl ControlMemory {
         };
         let bytes = at.next_multiple_of(PAGE);
         self.file.set_len(bytes)?;
-        self.map(usize::try_from(bytes).map_err(other)?)?;
-        let head = self.control();
-        // SAFETY: the mapping covers all that is written here, and the child looks at nothing but `state` until it is STATE_GO.
-        unsafe {
-            let to = self.base.add(usize::try_from(range_table).map_err(other)?).cast::<Range>();
-            std::ptr::copy_nonoverlapping(ranges.as_ptr(), to, ranges.len());
-            let to = self.base.add(usize::try_from(loan_table).map_err(other)?).cast::<Loan>();
-            for (i, (loan, hashes)) in work.loans.iter().enumerate() {
-                to.add(i).write(Loan {
-                    chunk: loan.id,
-                    fd: -1,
-                    first: loan.first,
-                    pages: loan.pages,
-                    direct: 0,
-                    pad: 0,
-                    used: 0.into(),
-                    done: 0.into(),
-                    hashes: *hashes,
-                });
-            }
-            (*head).bytes = bytes;
-            (*head).ranges = work.ranges;
-            (*head).range_table = range_table;
-            (*head).loans = u32::try_from(loans.len()).map_err(other)?;
-            (*head).loan_table = loan_table;
-            (*head).index_fd = index.fd;
-            (*head).index_bytes = index.bytes;
-            (*head).index_sample = index.sample;
-            (*head).wide_hash = belay_storage::hashes_wide().into();
-            (*head).frugal = frugal.into();
-            (*head).stage_bytes = stage_bytes(capacity * PAGE);
-            (*head).writers = writers;
-            (*head).lent = 0.into();
-            for (k, table) in work.tables.iter().enumerate() {
-                let w = self.writer(k);
-                (*w).table = *table;
-                (*w).capacity = capacity;
-            }
-            (*head).state.store(STATE_GO, Release);
-            libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
+        self.memory = Shared::map(self.file.as_fd(), usize::try_from(bytes).map_err(other)?)?;
+        let memory = &self.memory;
+        // The child looks at nothing but `state` until it is STATE_GO.
+        for (i, range) in ranges.iter().enumerate() {
+            let at = range_table as usize + i * size_of::<Range>();
+            let words = [
+                (offset_of!(Range, start), range.start),
+                (offset_of!(Range, end), range.end),
+                (offset_of!(Range, flags), range.flags),
+            ];
+            words.iter().for_each(|(field, word)| set_word(memory, at + field, *word));
         }
+        for (i, (loan, hashes)) in work.loans.iter().enumerate() {
+            let at = |field| of_loan(&work, i, field);
+            let halves = [
+                (offset_of!(Loan, chunk), loan.id),
+                (offset_of!(Loan, fd), (-1i32).cast_unsigned()),
+                (offset_of!(Loan, first), loan.first),
+                (offset_of!(Loan, pages), loan.pages),
+                (offset_of!(Loan, direct), 0),
+                (offset_of!(Loan, pad), 0),
+                (offset_of!(Loan, used), 0),
+                (offset_of!(Loan, done), 0),
+            ];
+            halves.iter().for_each(|(field, half)| set_half(memory, at(*field), *half));
+            set_word(memory, at(offset_of!(Loan, hashes)), *hashes);
+        }
+        for (field, word) in [
+            (offset_of!(Control, bytes), bytes),
+            (offset_of!(Control, range_table), range_table),
+            (offset_of!(Control, loan_table), loan_table),
+            (offset_of!(Control, index_bytes), index.bytes),
+            (offset_of!(Control, index_sample), index.sample),
+            (offset_of!(Control, stage_bytes), stage_bytes(capacity * PAGE)),
+        ] {
+            set_word(memory, field, word);
+        }
+        for (field, half) in [
+            (offset_of!(Control, ranges), work.ranges),
+            (offset_of!(Control, loans), u32::try_from(loans.len()).map_err(other)?),
+            (offset_of!(Control, index_fd), index.fd.cast_unsigned()),
+            (offset_of!(Control, wide_hash), belay_storage::hashes_wide().into()),
+            (offset_of!(Control, frugal), frugal.into()),
+            (offset_of!(Control, writers), writers),
+            (offset_of!(Control, lent), 0),
+        ] {
+            set_half(memory, field, half);
+        }
+        for (k, table) in work.tables.iter().enumerate() {
+            set_word(memory, of_writer(k, offset_of!(Writer, table)), *table);
+            set_word(memory, of_writer(k, offset_of!(Writer, capacity)), capacity);
+        }
+        self.tell(offset_of!(Control, state), STATE_GO);
         Ok(work)
     }
 
     /// The word that is not 0 when the writers are done, and is woken then.
     pub(crate) fn done_word(&self) -> &AtomicU32 {
-        // SAFETY: the head is mapped as long as this value lives; this is an atomic.
-        unsafe { &(*self.control()).written }
+        self.memory.half(offset_of!(Control, written))
     }
 
     /// Whether the writers are done.
@@ -233,52 +214,40 @@ impl ControlMemory {
 
     /// The numbers of the ranges that the writers, which are done, could not make readable.
     pub(crate) fn refused(&self, work: &Work) -> Vec<usize> {
+        // What the child makes of them decides only whether a range is read here too.
         let flags = |i: usize| {
-            // SAFETY: the mapping is live and covers the table of ranges. What the child makes of it decides only
-            // whether a range is read here too.
-            unsafe {
-                let range = self.base.add(work.range_table as usize).cast::<Range>().add(i);
-                (&raw const (*range).flags).read_volatile()
-            }
+            let at = work.range_table as usize + i * size_of::<Range>() + offset_of!(Range, flags);
+            self.memory.word(at).load(Relaxed)
         };
         (0..work.ranges as usize).filter(|i| flags(*i) & RANGE_REFUSED != 0).collect()
     }
 
     /// Lets the child end.
     pub(crate) fn release(&self) {
-        let head = self.control();
-        // SAFETY: the mapping is live; this is an atomic and a futex.
-        unsafe {
-            (*head).released.store(1, Release);
-            libc::syscall(libc::SYS_futex, &raw const (*head).released, libc::FUTEX_WAKE, i32::MAX);
-        }
+        self.tell(offset_of!(Control, released), 1);
     }
 
     /// Bytes that the writers have dealt with so far.
     pub(crate) fn written(&self, work: &Work) -> u64 {
-        // SAFETY: the mapping is live; these are atomics.
-        (0..work.tables.len())
-            .map(|k| unsafe { (*self.writer(k)).bytes.load(Relaxed) })
-            .sum()
-    }
-
-    fn loan(&self, work: &Work, i: usize) -> *mut Loan {
-        // SAFETY: the mapping covers the table of loans; callers pass numbers of loans.
-        unsafe { self.base.add(work.loan_table as usize).cast::<Loan>().add(i) }
+        let bytes = |k| self.memory.word(of_writer(k, offset_of!(Writer, bytes))).load(Relaxed);
+        (0..work.tables.len()).map(bytes).sum()
     }
 
     /// Gives loan `i` of `work` back to the session. What the child may do to the memory meanwhile changes only what
     /// becomes of its own pages.
     fn give_back(&self, work: &mut Work, i: usize, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
         let (lent, hashes) = work.loans[i];
-        // SAFETY: the mapping is live and covers the loan.
-        let used = unsafe { (*self.loan(work, i)).used.load(Acquire) };
+        let used = self.memory.half(of_loan(work, i, offset_of!(Loan, used))).load(Acquire);
         if used > lent.pages {
             return Err(impossible(pid));
         }
-        // SAFETY: the mapping covers the hashes of all pages lent. They are copied byte by byte and not looked at here.
-        let hashes = unsafe { std::slice::from_raw_parts(self.base.add(hashes as usize).cast::<u128>(), used as usize) };
-        session.give_back(lent.id, hashes.iter().copied())?;
+        // They are copied and not looked at here.
+        let hash = |page: usize| {
+            let mut hash = [0; size_of::<u128>()];
+            self.memory.read(hashes as usize + page * hash.len(), &mut hash);
+            u128::from_ne_bytes(hash)
+        };
+        session.give_back(lent.id, (0..used as usize).map(hash))?;
         work.back[i] = true;
         work.given_back += 1;
         work.counted += u64::from(used);
@@ -300,8 +269,8 @@ impl ControlMemory {
 
     /// Takes back one of the loans that the writers are done with. Whether there was one.
     pub(crate) fn take_back_one(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<bool, CaptureError> {
-        // SAFETY: the mapping is live; this is an atomic.
-        let is_done = |i: &usize| !work.back[*i] && unsafe { (*self.loan(work, *i)).done.load(Acquire) } == 1;
+        let done = |i: usize| self.memory.half(of_loan(work, i, offset_of!(Loan, done))).load(Acquire);
+        let is_done = |i: &usize| !work.back[*i] && done(*i) == 1;
         let Some(i) = (work.first_out..work.lent).find(is_done) else {
             return Ok(false);
         };
@@ -313,9 +282,7 @@ impl ControlMemory {
     /// here: others may wait for what it holds.
     pub(crate) fn lend(&self, work: &mut Work, pid: i32, session: &mut Session) -> Result<(), CaptureError> {
         self.look_for_failures(work, pid, session)?;
-        let head = self.control();
-        // SAFETY: as above.
-        let wanted = unsafe { (*head).next_loan.load(Acquire) } as usize;
+        let wanted = self.memory.half(offset_of!(Control, next_loan)).load(Acquire) as usize;
         // Each loan is an open file of the agent. One that a writer fills, one ahead, and one to be taken back, for each
         // writer: so many are enough.
         let open = work.given_back + 3 * work.tables.len();
@@ -323,14 +290,12 @@ impl ControlMemory {
             let Some((fd, direct)) = session.place_loan(work.loans[work.lent].0.id)? else {
                 return Ok(());
             };
-            // SAFETY: the child does not look at a loan before it is counted as lent; the count is an atomic and a futex.
-            unsafe {
-                (*self.loan(work, work.lent)).fd = fd;
-                (*self.loan(work, work.lent)).direct = direct.into();
-                work.lent += 1;
-                (*head).lent.store(work.lent as u32, Release);
-                libc::syscall(libc::SYS_futex, &raw const (*head).lent, libc::FUTEX_WAKE, i32::MAX);
-            }
+            // The child does not look at a loan before it is counted as lent.
+            let at = |field| of_loan(work, work.lent, field);
+            set_half(&self.memory, at(offset_of!(Loan, fd)), fd.cast_unsigned());
+            set_half(&self.memory, at(offset_of!(Loan, direct)), direct.into());
+            work.lent += 1;
+            self.tell(offset_of!(Control, lent), work.lent as u32);
         }
         Ok(())
     }
@@ -341,8 +306,7 @@ impl ControlMemory {
     }
 
     fn look_for_failure(&self, k: usize, pid: i32, session: &Session) -> Result<(), CaptureError> {
-        // SAFETY: the head is mapped; this is an atomic.
-        match unsafe { (*self.writer(k)).error.load(Acquire) } {
+        match self.error(of_writer(k, offset_of!(Writer, error))) {
             0 => Ok(()),
             libc::EDQUOT => Err(session.no_room().into()),
             error => Err(told(pid, error)),
@@ -358,50 +322,69 @@ impl ControlMemory {
         session: &mut Session,
         table: &mut Vec<Extent>,
     ) -> Result<(), CaptureError> {
-        let head = self.control();
-        // SAFETY: the mapping is live for the whole function and covers the places of `work`; the counts are held
-        // against their room. The child has ended, so nothing changes any more.
-        unsafe {
-            let error = (*head).error.load(Acquire);
-            if error != 0 {
-                return Err(told(pid, error));
-            }
-            let mut extents = Vec::new();
-            for (k, table) in work.tables.iter().enumerate() {
-                let w = self.writer(k);
-                self.look_for_failure(k, pid, session)?;
-                if (*w).done.load(Acquire) == 0 {
-                    return Err(ended_early(pid));
-                }
-                let count = u64::from((*w).extents.load(Acquire));
-                if count > work.capacity {
-                    return Err(impossible(pid));
-                }
-                let from = self.base.add(*table as usize).cast::<StoredExtent>();
-                extents.push(std::slice::from_raw_parts(from, count as usize));
-                let stats = &mut session.stats;
-                let add = |to: &mut u64, more: &AtomicU64| *to = to.saturating_add(more.load(Relaxed));
-                add(&mut stats.looked, &(*w).looked);
-                add(&mut stats.found, &(*w).found);
-                add(&mut stats.timed_pages, &(*w).timed);
-                add(&mut stats.hash_ns, &(*w).hash_ns);
-                add(&mut stats.look_ns, &(*w).look_ns);
-                add(&mut stats.write_ns, &(*w).write_ns);
-                add(&mut stats.writers_ns, &(*w).total_ns);
-            }
-            if (*head).next.load(Acquire) < work.ranges || (*head).left.load(Acquire) == 0 {
+        // The child has ended, so nothing changes any more. The counts are held against their room.
+        let error = self.error(offset_of!(Control, error));
+        if error != 0 {
+            return Err(told(pid, error));
+        }
+        let half = |at| self.memory.half(at).load(Acquire);
+        let mut extents = Vec::new();
+        for (k, table) in work.tables.iter().enumerate() {
+            self.look_for_failure(k, pid, session)?;
+            if half(of_writer(k, offset_of!(Writer, done))) == 0 {
                 return Err(ended_early(pid));
             }
-            self.take_back(work, pid, session)?;
-            table.extend(extents.into_iter().flatten().map(|e| Extent {
-                vaddr: e.vaddr,
-                bytes: e.bytes,
-                chunk: e.chunk,
-                page: e.page,
-            }));
+            let count = half(of_writer(k, offset_of!(Writer, extents)));
+            if u64::from(count) > work.capacity {
+                return Err(impossible(pid));
+            }
+            extents.push((*table as usize, count as usize));
+            let stats = &mut session.stats;
+            let add = |to: &mut u64, field: usize| {
+                *to = to.saturating_add(self.memory.word(of_writer(k, field)).load(Relaxed));
+            };
+            add(&mut stats.looked, offset_of!(Writer, looked));
+            add(&mut stats.found, offset_of!(Writer, found));
+            add(&mut stats.timed_pages, offset_of!(Writer, timed));
+            add(&mut stats.hash_ns, offset_of!(Writer, hash_ns));
+            add(&mut stats.look_ns, offset_of!(Writer, look_ns));
+            add(&mut stats.write_ns, offset_of!(Writer, write_ns));
+            add(&mut stats.writers_ns, offset_of!(Writer, total_ns));
+        }
+        if half(offset_of!(Control, next)) < work.ranges || half(offset_of!(Control, left)) == 0 {
+            return Err(ended_early(pid));
+        }
+        self.take_back(work, pid, session)?;
+        for (at, count) in extents {
+            table.extend((0..count).map(|i| self.extent(at + i * size_of::<StoredExtent>())));
         }
         Ok(())
     }
+
+    /// The error number in this place.
+    fn error(&self, at: usize) -> i32 {
+        self.memory.half(at).load(Acquire).cast_signed()
+    }
+
+    /// The stored extent in this place.
+    fn extent(&self, at: usize) -> Extent {
+        let word = |field| self.memory.word(at + field).load(Relaxed);
+        let half = |field| self.memory.half(at + field).load(Relaxed);
+        Extent {
+            vaddr: word(offset_of!(StoredExtent, vaddr)),
+            bytes: word(offset_of!(StoredExtent, bytes)),
+            chunk: half(offset_of!(StoredExtent, chunk)),
+            page: half(offset_of!(StoredExtent, page)),
+        }
+    }
+}
+
+fn set_word(memory: &Shared, at: usize, value: u64) {
+    memory.word(at).store(value, Relaxed);
+}
+
+fn set_half(memory: &Shared, at: usize, value: u32) {
+    memory.half(at).store(value, Relaxed);
 }
 
 fn impossible(pid: i32) -> CaptureError {
@@ -428,16 +411,7 @@ fn step(pid: i32) -> String {
 
 impl Drop for ControlMemory {
     fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
         // A child that still waits for its work, because the checkpoint failed, ends.
-        let head = self.control();
-        // SAFETY: the head is mapped until `unmap`; the state is an atomic and a futex.
-        unsafe {
-            (*head).state.store(STATE_ABANDONED, Release);
-            libc::syscall(libc::SYS_futex, &raw const (*head).state, libc::FUTEX_WAKE, i32::MAX);
-        }
-        self.unmap();
+        self.tell(offset_of!(Control, state), STATE_ABANDONED);
     }
 }
