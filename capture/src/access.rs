@@ -12,6 +12,7 @@ use belay_access::trace::{decode, Event, Garbled, STAMP};
 use belay_kernel::pidfd;
 use belay_kernel::proc::Map;
 use belay_kernel::shared::Shared;
+use rustix::fs::SealFlags;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -261,19 +262,12 @@ impl Own<'_> {
 /// any more.
 fn check(file: &OwnedFd, map: &Map) -> io::Result<()> {
     // First: only files in memory have any, and no other can keep the agent waiting.
-    // SAFETY: takes numbers only.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let seals = rustix::fs::fcntl_get_seals(file);
     let none = || io::Error::other(format!("its page is not behind descriptor {}", file.as_raw_fd()));
-    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+    if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
         return Err(none());
     }
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel writes to a live structure.
-    if unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has filled it in; before that it was zeros, which are valid.
-    let stat = unsafe { stat.assume_init() };
+    let stat = rustix::fs::fstat(file)?;
     let is_it = (stat.st_dev, stat.st_ino) == (map.dev, map.ino);
     // A file in huge pages has another size.
     if !is_it || stat.st_size != size_of::<Page>() as i64 {

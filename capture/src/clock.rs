@@ -1,6 +1,7 @@
 //! Time: that of the kernel, and that which the phases take.
 
 use belay_wire::Phase;
+use rustix::time::ClockId;
 use std::time::{Duration, Instant};
 
 /// Measures the phases.
@@ -51,17 +52,15 @@ impl<'a> Clock<'a> {
 
 /// The kernel's monotonic clock.
 pub(crate) fn monotonic_ns() -> u64 {
-    now_ns(libc::CLOCK_MONOTONIC)
+    now_ns(ClockId::Monotonic)
 }
 
 /// The one that goes on while the machine sleeps.
 pub(crate) fn boottime_ns() -> u64 {
-    now_ns(libc::CLOCK_BOOTTIME)
+    now_ns(ClockId::Boottime)
 }
 
-fn now_ns(clock: libc::clockid_t) -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is live.
-    unsafe { libc::clock_gettime(clock, &mut t) };
+fn now_ns(clock: ClockId) -> u64 {
+    let t = rustix::time::clock_gettime(clock);
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }

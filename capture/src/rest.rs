@@ -74,8 +74,8 @@ impl Held {
     /// Ends every process where it stands: none of them executes another instruction.
     pub fn kill(mut self) {
         for process in std::mem::take(&mut self.job.processes) {
-            // SAFETY: takes numbers only. The process is traced by this thread, so its PID cannot have been given to another.
-            unsafe { libc::kill(process.pid, libc::SIGKILL) };
+            // It is traced by this thread, so its PID cannot have been given to another.
+            belay_kernel::signals::kill(process.pid, libc::SIGKILL);
         }
         if let Some(gate) = self.gate.take() {
             gate.abandon();

@@ -76,6 +76,5 @@ pub(crate) fn covers(ranges: &[(u64, u64)], at: u64) -> bool {
 
 /// Ends snapshot child `pid`, which has not been waited for.
 pub(crate) fn kill(pid: i32) {
-    // SAFETY: a signal to a snapshot child of ours, which we have not waited for.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    belay_kernel::signals::kill(pid, libc::SIGKILL);
 }

@@ -346,20 +346,14 @@ pub fn stop(outside: &[i32]) -> Result<Held, CaptureError> {
 
 /// Lets the snapshot children `copies` go before others, at the processors and at the disk, as far as the system allows it.
 pub fn hurry(copies: &[i32]) {
-    const IOPRIO_WHO_PROCESS: i32 = 1;
     const BEST_EFFORT_FIRST: i32 = 2 << 13;
     for tid in copies
         .iter()
         .flat_map(|pid| belay_kernel::proc::tasks(*pid).unwrap_or_default())
     {
-        // SAFETY: both take numbers only. An ordinary user may not raise the priority, which is no failure.
-        unsafe {
-            libc::setpriority(libc::PRIO_PROCESS, tid.unsigned_abs(), -10);
-        }
-        // SAFETY: takes numbers only.
-        unsafe {
-            libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, tid, BEST_EFFORT_FIRST);
-        }
+        // An ordinary user may not raise the priority, which is no failure.
+        let _ = rustix::process::setpriority_process(rustix::process::Pid::from_raw(tid), -10);
+        let _ = belay_kernel::sched::set_io_priority(tid, BEST_EFFORT_FIRST);
     }
 }
 

@@ -162,8 +162,7 @@ mod tests {
 
     #[test]
     fn a_call_once_seen_is_remembered_where_it_stands() {
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut regs: Regs = unsafe { std::mem::zeroed() };
+        let mut regs = belay_kernel::ptrace::no_regs();
         (regs.orig_rax, regs.rax, regs.rip, regs.rsp) = (7, ERESTART_RESTARTBLOCK.cast_unsigned(), 0x1000, 0x2000);
         let tid = i32::MAX;
         note(tid, &regs, None);

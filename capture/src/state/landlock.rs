@@ -13,6 +13,7 @@ use crate::stop::stopped::Suspended;
 use crate::CaptureError;
 use belay_abi::inject::ThreadTable;
 use belay_kernel::proc::Status;
+use rustix::process::{dumpable_behavior, DumpableBehavior};
 use std::collections::BTreeMap;
 use std::io;
 
@@ -108,8 +109,7 @@ struct Agent {
 impl Agent {
     fn own() -> Result<Self, CaptureError> {
         let status = Status::read(std::process::id().cast_signed());
-        // SAFETY: takes numbers only.
-        let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) } == 1;
+        let dumpable = dumpable_behavior().is_ok_and(|how| how == DumpableBehavior::Dumpable);
         // SAFETY: without a structure this call tells its version only.
         let version = unsafe { libc::syscall(CREATE_RULESET, std::ptr::null::<u8>(), 0, VERSION) };
         Ok(Self {

@@ -10,7 +10,7 @@ use crate::state::rights;
 use crate::state::wait::Wait;
 use crate::stop::stopped::{Process, Suspended, Task};
 use crate::CaptureError;
-use belay_abi::inject::{ThreadTable, AFFINITY_WORDS};
+use belay_abi::inject::ThreadTable;
 use belay_image::attributes::{Own, SchedMore, ThreadPrctl};
 use belay_image::model;
 use belay_image::name::Name;
@@ -369,10 +369,8 @@ impl SchedUsual {
 
 /// The processors that the agent may use: those that the job was given.
 pub(crate) fn given() -> Vec<u64> {
-    let mut mask = [0; AFFINITY_WORDS];
-    // SAFETY: the kernel writes at most the length given.
-    let bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
-    masked(&mask, bytes)
+    let mask = sched::processors().unwrap_or_default();
+    masked(&mask, size_of_val(mask.as_slice()) as i64)
 }
 
 /// The processor mask of a thread, empty where it is what the job was `given`: the thread has not asked for that.

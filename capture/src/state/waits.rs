@@ -17,7 +17,7 @@ use belay_abi::inject::ThreadTable;
 use belay_kernel::futex::{self, RESTART_SYSCALL};
 use belay_kernel::proc::{self, Map};
 use belay_kernel::ptrace::Regs;
-use belay_kernel::vm;
+use belay_kernel::{sched, vm};
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -272,16 +272,15 @@ fn go_to(processor: i32) -> Option<()> {
     let processor = usize::try_from(processor).ok()?;
     let mut mask = [0u64; 128];
     *mask.get_mut(processor / 64)? |= 1 << (processor % 64);
-    // SAFETY: the mask is live and as long as is said.
-    let done = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) };
-    (done == 0).then_some(())
+    sched::set_processors(0, &mask).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::state::wait::NANOSECONDS;
-    use belay_kernel::ptrace;
+    use belay_kernel::{apart, ptrace, signals};
+    use rustix::thread::{NanosleepRelativeResult, Timespec};
 
     #[test]
     fn stacks_that_a_program_has_made_itself_are_told_from_those_of_its_threads() {
@@ -291,8 +290,7 @@ mod tests {
             map("7ff000-800000 rw-p 00000000 00:00 0                          [stack]\n"),
         ];
         let on = |rsp: u64, fs_base: u64| {
-            // SAFETY: all-zero bytes are a valid value of this plain C struct.
-            let mut regs: Regs = unsafe { std::mem::zeroed() };
+            let mut regs = belay_kernel::ptrace::no_regs();
             (regs.rsp, regs.fs_base) = (rsp, fs_base);
             is_on_own_stack(&regs, &maps)
         };
@@ -308,8 +306,8 @@ mod tests {
     fn a_sleeping_thread_is_known_to_have_begun_when_it_did() {
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            // SAFETY: takes nothing and cannot fail.
-            tell.send((unsafe { libc::gettid() }, crate::clock::monotonic_ns())).unwrap();
+            tell.send((rustix::thread::gettid().as_raw_pid(), crate::clock::monotonic_ns()))
+                .unwrap();
             // SAFETY: no descriptors are given.
             unsafe {
                 libc::epoll_wait(
@@ -333,17 +331,16 @@ mod tests {
     /// How many seconds are left of an hour for which a process waits, when `meanwhile` is done to its time-out between
     /// the look at it and its stop.
     fn left_of_an_hour(meanwhile: impl Fn(i32, u64)) -> Option<u64> {
-        let hour = libc::timespec {
+        let hour = Timespec {
             tv_sec: 3600,
             tv_nsec: 0,
         };
-        // SAFETY: has no preconditions; the child issues system calls only, with a live time-out.
-        let pid = unsafe {
-            match libc::fork() {
-                0 => libc::_exit(libc::nanosleep(&hour, std::ptr::null_mut())),
-                pid => pid,
-            }
-        };
+        let child = apart::child(|| match rustix::thread::nanosleep(&hour) {
+            NanosleepRelativeResult::Ok => 0,
+            _ => 1,
+        });
+        let child = child.unwrap();
+        let pid = child.pid();
         ptrace::seize(pid, libc::PTRACE_O_EXITKILL).unwrap();
         let begin = Instant::now();
         // Until it sleeps, and a processor was to be had to compare its clock.
@@ -358,11 +355,8 @@ mod tests {
         ptrace::interrupt(pid).unwrap();
         assert_eq!(ptrace::wait(pid, true).unwrap(), Some(ptrace::Event::Interrupted));
         let wait = sleepers.wait(pid, &ptrace::get_regs(pid).unwrap());
-        // SAFETY: takes numbers only; the process is our child, which nobody has waited for.
-        unsafe {
-            libc::kill(pid, libc::SIGKILL);
-            libc::waitpid(pid, std::ptr::null_mut(), 0);
-        }
+        signals::kill(pid, libc::SIGKILL);
+        let _ = child.wait(0);
         wait.map(|w| w.left / NANOSECONDS)
     }
 

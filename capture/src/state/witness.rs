@@ -5,10 +5,15 @@
 
 use belay_abi::restore::CloneArgs;
 use belay_abi::syscall;
+use belay_kernel::apart::{self, Blocked};
+use belay_kernel::signals;
+use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::io::Errno;
+use rustix::process::{dumpable_behavior, set_dumpable_behavior};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 
 // Gives up all capabilities (`capset`), lets others look into it (PR_SET_DUMPABLE), stops itself, and sleeps.
 core::arch::global_asm!(
@@ -48,7 +53,6 @@ extern "C" {
 const STACK: usize = 16 << 10;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
-const MFD_EXEC: libc::c_uint = 0x10;
 const CLOSE_ON_EXEC: usize = 4;
 /// Where the program lies in the process.
 const BASE: u64 = 0x40_0000;
@@ -94,16 +98,13 @@ impl Witness {
             ..CloneArgs::default()
         };
         // A change of its user hides the memory that it shares until then, and that stays so.
-        // SAFETY: takes numbers only.
-        let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) };
-        let mask = block_signals();
+        let dumpable = dumpable_behavior();
+        // It must run none of the caller's handlers.
+        let blocked = Blocked::all()?;
         // SAFETY: the stack is nobody else's; the caller stands still until the child has left its memory; `be_born` never returns.
         let pid = unsafe { belay_abi::task::spawn(&args, be_born, (&raw mut birth) as usize) };
-        // SAFETY: the mask is what was there before; takes numbers only.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
-            libc::prctl(libc::PR_SET_DUMPABLE, dumpable, 0, 0, 0);
-        }
+        drop(blocked);
+        let _ = dumpable.and_then(set_dumpable_behavior);
         if pid < 0 {
             return Err(io::Error::from_raw_os_error(-(pid as i32)));
         }
@@ -123,9 +124,7 @@ impl Witness {
     }
 
     fn wait_for_its_stop(&self) -> io::Result<()> {
-        let mut status = 0;
-        // SAFETY: `status` is a live int.
-        belay_kernel::check(unsafe { libc::waitpid(self.0, &mut status, libc::WUNTRACED | libc::__WALL) }.into())?;
+        let status = apart::wait(self.0, libc::WUNTRACED | libc::__WALL)?;
         if libc::WIFSTOPPED(status) {
             Ok(())
         } else {
@@ -136,25 +135,10 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        // SAFETY: takes numbers only; a child that has not been waited for keeps its number.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL);
-        }
+        // A child that has not been waited for keeps its number.
+        signals::kill(self.0, libc::SIGKILL);
+        let _ = apart::wait(self.0, libc::__WALL);
     }
-}
-
-/// Blocks all signals: the child has the caller's memory for a moment, and must run none of its handlers. Returns the
-/// mask of before.
-fn block_signals() -> libc::sigset_t {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    // SAFETY: both are live.
-    unsafe {
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
-    }
-    before
 }
 
 /// The child, which has the caller's memory, but nothing else of it.
@@ -201,19 +185,13 @@ fn program() -> io::Result<File> {
         let start = &raw const belay_witness;
         std::slice::from_raw_parts(start, (&raw const belay_witness_end).offset_from(start) as usize)
     };
-    let name = c"belay-witness";
-    // SAFETY: the name is a live string.
-    let made = belay_kernel::check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | MFD_EXEC) }.into());
-    let fd = match made {
+    let make = |flags| memfd_create(c"belay-witness", MemfdFlags::CLOEXEC | flags);
+    let made = match make(MemfdFlags::EXEC) {
         // Linux before 6.3 takes that for granted.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            // SAFETY: as above.
-            belay_kernel::check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) }.into())
-        }
+        Err(Errno::INVAL) => make(MemfdFlags::empty()),
         made => made,
-    }?;
-    // SAFETY: the kernel has just returned this descriptor, and nobody else knows it.
-    let mut file = unsafe { File::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?) };
+    };
+    let mut file = File::from(made?);
     file.write_all(&elf(code))?;
     Ok(file)
 }
@@ -243,8 +221,7 @@ mod tests {
 
     #[test]
     fn one_stands_still_with_the_callers_users_and_no_capabilities() {
-        // SAFETY: these calls cannot fail.
-        let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let witness = Witness::make(uid, gid).unwrap();
         let status = Status::read(witness.pid()).unwrap();
         assert_eq!(status.list("Uid"), [i64::from(uid); 4]);

@@ -9,6 +9,7 @@
 //! Likewise a main thread that was killed is said to have ended only when nobody has to wait for another thread of its
 //! process any more: who waits for the end of what a main thread is doing would wait for ever.
 use belay_kernel::prompt;
+use rustix::process::{waitid, Pid, WaitId, WaitIdOptions, WaitIdStatus};
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
@@ -41,33 +42,23 @@ impl Seized {
 /// Collects task `tid` if it has ended. A stop stays where it is: the kernel shows those of a traced task whatever is
 /// asked for, so what there is is looked at before it is taken.
 fn reaped(tid: i32) -> bool {
-    has_ended(tid) && look(tid, 0).is_some_and(is_end)
+    has_ended(tid) && look(tid, WaitIdOptions::empty()).is_some_and(is_end)
 }
 
 /// Whether task `tid`, a child of the caller's or traced by it, has ended, and can be waited for.
 pub(crate) fn has_ended(tid: i32) -> bool {
-    look(tid, libc::WNOWAIT).is_some_and(is_end)
+    look(tid, WaitIdOptions::NOWAIT).is_some_and(is_end)
 }
 
-fn is_end(info: libc::siginfo_t) -> bool {
-    matches!(info.si_code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED)
+fn is_end(status: WaitIdStatus) -> bool {
+    status.exited() || status.killed() || status.dumped()
 }
 
-fn look(tid: i32, flags: i32) -> Option<libc::siginfo_t> {
-    let id = libc::id_t::try_from(tid).ok()?;
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `info` is live. Its process number stays 0 when there is nothing to tell.
-    let pid = unsafe {
-        let done = libc::waitid(
-            libc::P_PID,
-            id,
-            &mut info,
-            libc::WEXITED | libc::WNOHANG | libc::__WALL | flags,
-        );
-        (done == 0).then(|| info.si_pid())
-    };
-    (pid == Some(tid)).then_some(info)
+fn look(tid: i32, how: WaitIdOptions) -> Option<WaitIdStatus> {
+    let pid = Pid::from_raw(tid.max(0))?;
+    let all = WaitIdOptions::from_bits_retain(libc::__WALL.cast_unsigned());
+    // Nothing is told where there is nothing to tell.
+    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | all | how).ok()?
 }
 
 /// The thread. It ends on drop.

@@ -8,6 +8,7 @@ use belay_kernel::masks;
 use belay_kernel::proc::{Map, Status};
 use belay_kernel::ptrace::{self, Event, Regs};
 use belay_kernel::vm::Memory;
+use rustix::process::{waitpid, Pid, WaitOptions};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -207,13 +208,12 @@ pub(crate) fn collect(pid: i32) -> bool {
     if !reaper::has_ended(pid) {
         return false;
     }
-    let mut status = 0;
-    // SAFETY: `status` is live.
-    let collected = pid == unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG | libc::__WALL) };
-    if collected {
-        ended(pid, status);
+    let options = WaitOptions::NOHANG | WaitOptions::from_bits_retain(libc::__WALL.cast_unsigned());
+    let collected = waitpid(Pid::from_raw(pid), options).ok().flatten();
+    if let Some((_, status)) = collected {
+        ended(pid, status.as_raw());
     }
-    collected
+    collected.is_some()
 }
 
 /// Tasks that ended during the checkpoints since the last call, and were collected there: (identifier, wait status). A
@@ -494,8 +494,7 @@ mod tests {
     use super::*;
 
     fn task(tid: i32, group_stop: Option<i32>) -> Task {
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let regs = unsafe { std::mem::zeroed() };
+        let regs = belay_kernel::ptrace::no_regs();
         Task {
             group_stop,
             ..Task::new(tid, 0, (regs, Vec::new(), 0))

@@ -192,8 +192,7 @@ impl Helper {
         let (jobs, queue) = channel::<Job>();
         let (tell, told) = channel();
         let thread = prompt::spawn(Builder::new().name("belay-tracer".into()).stack_size(STACK), move || {
-            // SAFETY: takes nothing and returns a number.
-            let _ = tell.send(unsafe { libc::gettid() });
+            let _ = tell.send(rustix::thread::gettid().as_raw_pid());
             queue.iter().for_each(|job| job());
         })?;
         let gone = told.recv().ok().and_then(|tid| pidfd::open_thread(tid).ok());
