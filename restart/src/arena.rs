@@ -63,10 +63,8 @@ impl Arena {
 
     /// Puts an array.
     pub(crate) fn table<T: Plain>(&mut self, entries: &[T]) -> Table {
-        // SAFETY: `Plain` types may be read as bytes; the slice is live.
-        let data = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(entries)) };
         Table {
-            addr: self.bytes(data),
+            addr: self.bytes(bytes_of(entries)),
             len: entries.len() as u64,
         }
     }
@@ -74,8 +72,7 @@ impl Arena {
     /// Overwrites the value at `addr`, which this arena handed out for a value of this type.
     pub(crate) fn set<T: Plain>(&mut self, addr: u64, value: &T) {
         let at = (addr - self.base) as usize;
-        // SAFETY: as for `table`.
-        let data = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) };
+        let data = bytes_of(std::slice::from_ref(value));
         self.bytes[at..at + data.len()].copy_from_slice(data);
     }
 
@@ -83,4 +80,9 @@ impl Arena {
     pub(crate) fn finish(self) -> Vec<u8> {
         self.bytes
     }
+}
+
+fn bytes_of<T: Plain>(entries: &[T]) -> &[u8] {
+    // SAFETY: `Plain` types may be read as bytes; the slice is live.
+    unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(entries)) }
 }

@@ -178,17 +178,7 @@ mod tests {
     #[test]
     fn what_is_common_lies_where_its_maker_wants_it() {
         const BYTES: u64 = 8 << 12;
-        // SAFETY: maps new memory.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                BYTES as usize,
-                3,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        } as u64;
+        let at = belay_kernel::place::map(None, BYTES, 3, 0, None).unwrap();
         let of = |at: u64| {
             let (mut mode, mut nodes) = (-1, [0u64; NODE_WORDS]);
             let by_address = 2;

@@ -3,9 +3,11 @@
 
 use crate::fail::RestartError;
 use belay_image::ImageError;
+use belay_kernel::{numbers, sockets};
+use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Largest message.
 const LIMIT: usize = 16 * 1024;
@@ -84,25 +86,10 @@ pub(crate) struct Channel(OwnedFd);
 impl Channel {
     /// Makes the pair: (front, inside).
     pub(crate) fn pair() -> io::Result<(Self, Self)> {
-        let mut fds = [0; 2];
-        // SAFETY: the kernel writes two descriptors to a live array.
-        crate::sys::libc_result(unsafe {
-            libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
-        })?;
-        // SAFETY: the kernel has just returned both.
-        let [front, inside] = fds.map(|fd| Self(unsafe { OwnedFd::from_raw_fd(fd) }));
-        let on: libc::c_int = 1;
-        // SAFETY: the option's value is a live int.
-        crate::sys::libc_result(unsafe {
-            libc::setsockopt(
-                front.0.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PASSCRED,
-                (&raw const on).cast(),
-                size_of::<libc::c_int>() as u32,
-            )
-        })?;
-        Ok((front, inside))
+        let flags = SocketFlags::CLOEXEC;
+        let (front, inside) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        net::sockopt::set_socket_passcred(&front, true)?;
+        Ok((Self(front), Self(inside)))
     }
 
     /// Its descriptor.
@@ -113,40 +100,17 @@ impl Channel {
     /// Sends a message; when the front process is gone nobody needs it.
     pub(crate) fn send(&self, message: &Message) {
         let Ok(text) = serde_json::to_vec(message) else { return };
-        // SAFETY: the buffer is live.
-        unsafe { libc::send(self.fd(), text.as_ptr().cast(), text.len().min(LIMIT), libc::MSG_NOSIGNAL) };
+        let _ = net::send(&self.0, &text[..text.len().min(LIMIT)], SendFlags::NOSIGNAL);
     }
 
-    /// Receives a message with the sender's PID; `None` when all senders are gone.
+    /// Receives a message with the sender's PID, once there is one; `None` when all senders are gone.
     pub(crate) fn receive(&self) -> io::Result<Option<(Message, i32)>> {
         let mut text = vec![0u8; LIMIT];
-        let mut control = [0u64; 16];
-        let mut iov = libc::iovec {
-            iov_base: text.as_mut_ptr().cast(),
-            iov_len: text.len(),
-        };
-        // SAFETY: all-zero is a valid msghdr.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_iov = &raw mut iov;
-        header.msg_iovlen = 1;
-        header.msg_control = control.as_mut_ptr().cast();
-        header.msg_controllen = size_of_val(&control);
-        // SAFETY: the header describes live buffers.
-        let n = unsafe { libc::recvmsg(self.fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
-        let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        numbers::poll(self.fd(), libc::POLLIN, -1)?;
+        let received = sockets::receive(&self.0, &mut text, 0)?;
+        let (n, pid) = (received.len, received.creds.map_or(0, |sender| sender.pid));
         if n == 0 {
             return Ok(None);
-        }
-        let mut pid = 0;
-        // SAFETY: the header was filled in by the kernel.
-        let first = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
-        if !first.is_null() {
-            // SAFETY: a non-null control header lies in `control`.
-            let kind = unsafe { (*first).cmsg_type };
-            if kind == libc::SCM_CREDENTIALS {
-                // SAFETY: SCM_CREDENTIALS carries a ucred.
-                pid = unsafe { libc::CMSG_DATA(first).cast::<libc::ucred>().read_unaligned() }.pid;
-            }
         }
         let message = serde_json::from_slice(&text[..n]).map_err(io::Error::other)?;
         Ok(Some((message, pid)))

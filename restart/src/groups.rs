@@ -22,8 +22,7 @@ pub(crate) fn join(agent: &AgentIdentity, session: bool) -> Outcome<()> {
     let leader = unsafe { sys::fork(0, libc::SIGCHLD, agent.pgid) }.map_err(failed)?;
     if leader == 0 {
         loop {
-            // SAFETY: waits for a signal.
-            unsafe { libc::pause() };
+            rustix::event::pause();
         }
     }
     let joined = sys::setpgid(leader, leader).and_then(|()| sys::setpgid(0, leader));

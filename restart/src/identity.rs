@@ -8,9 +8,10 @@
 
 use crate::fail::{Outcome, RestartError};
 use crate::namespace::{self, Way};
-use crate::sys;
 use belay_image::model::Job;
+use belay_kernel::namespaces::enter_new;
 use belay_plugins::{Brought, Facts, Group};
+use rustix::thread::LinkNameSpaceType;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -70,10 +71,8 @@ impl Identity {
             |was: &str, file: &str| !was.is_empty() && std::fs::read_to_string(file).is_ok_and(|now| now.trim_end() != was);
         let (name, boot) = (&self.name, &self.boot);
         if differs(name, NAME) {
-            // SAFETY: takes a number only.
-            let apart = sys::libc_result(unsafe { libc::unshare(libc::CLONE_NEWUTS) });
-            // SAFETY: the name is live and as long as it says.
-            let named = apart.and_then(|_| sys::libc_result(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }));
+            let apart = enter_new(LinkNameSpaceType::HostNameAndNISDomainName);
+            let named = apart.and_then(|()| Ok(rustix::system::sethostname(name.as_bytes())?));
             named.map_err(failed("keep the name of the host"))?;
         }
         if differs(boot, BOOT) {

@@ -2,9 +2,15 @@
 
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
+use belay_kernel::namespaces::enter_new;
+use rustix::io::Errno;
+use rustix::mount::{mount, mount_bind, mount_change, unmount, MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::process::{chroot, fchdir};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use rustix::time::ClockId;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
 /// Capability to make namespaces without a user namespace.
@@ -12,8 +18,8 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Capability to choose the numbers of new processes.
 const CAP_CHECKPOINT_RESTORE: u64 = 1 << 40;
 
-/// `CLONE_NEWTIME`.
-const CLONE_NEWTIME: i32 = 0x80;
+/// A mount of which nothing is executed and that makes nobody anything else.
+const ONLY_DATA: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Where a job is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,10 +61,14 @@ pub(crate) fn is_ordinary() -> bool {
     capabilities() & CAP_SYS_ADMIN == 0
 }
 
+/// Effective user and group of the caller.
+pub(crate) fn own_user() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
 /// Tries all that a restart in a user namespace begins with.
 fn user_namespaces_work() -> bool {
-    // SAFETY: these calls cannot fail and touch no memory.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = own_user();
     // SAFETY: the front process has one thread.
     match unsafe { clone(Way::UserNamespace) } {
         Err(_) => false,
@@ -131,10 +141,9 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
     make_private().map_err(|e| RestartError::Forbidden {
         reason: format!("make mounts private: {e}"),
     })?;
-    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    mount(Some("proc"), "/proc", Some("proc"), flags).map_err(|e| RestartError::Forbidden {
-        reason: match e.raw_os_error() {
-            Some(libc::EPERM) => {
+    mount("proc", "/proc", "proc", ONLY_DATA, None).map_err(|e| RestartError::Forbidden {
+        reason: match e {
+            Errno::PERM => {
                 "mount /proc: not permitted: parts of the present /proc are hidden (as containers do): restart outside the \
                  container, or give it an unmasked /proc"
                     .to_owned()
@@ -142,7 +151,7 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
             _ => format!("mount /proc: {e}"),
         },
     })?;
-    if let Err(error) = mount(Some("proc"), UNHIDDEN, Some("proc"), flags) {
+    if let Err(error) = mount("proc", UNHIDDEN, "proc", ONLY_DATA, None) {
         tracing::warn!(%error, "sandboxes in this job cannot mount a /proc");
     }
     show_queues();
@@ -151,10 +160,10 @@ pub(crate) fn enter(way: Way, uid: u32, gid: u32) -> Outcome<()> {
 
 /// Makes the mounts of the new namespace private: what is mounted here from now on shows nowhere else.
 fn make_private() -> io::Result<()> {
-    let private = || mount(None, "/", None, libc::MS_REC | libc::MS_PRIVATE);
+    let private = || mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE);
     match private() {
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
-        done => return done,
+        Err(Errno::INVAL) => {}
+        done => return Ok(done?),
     }
     // In a chroot "/" is no mount. Who enters a mount namespace, though it be the own one, stands at its root; from
     // there the way back is by descriptors.
@@ -166,30 +175,20 @@ fn make_private() -> io::Result<()> {
     };
     let (root, here) = (directory("/")?, directory(".")?);
     let own = File::open("/proc/self/ns/mnt")?;
-    let enter = |dir: &File| {
-        // SAFETY: takes a number only.
-        sys::libc_result(unsafe { libc::fchdir(dir.as_raw_fd()) })
-    };
-    // SAFETY: takes numbers only.
-    sys::libc_result(unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWNS) })?;
+    move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Mount))?;
     let made = private();
-    enter(&root)?;
-    // SAFETY: a live, terminated string.
-    sys::libc_result(unsafe { libc::chroot(c".".as_ptr()) })?;
-    enter(&here)?;
-    made
+    fchdir(&root)?;
+    chroot(c".")?;
+    fchdir(&here)?;
+    Ok(made?)
 }
 
 /// Shows the message queues of the new IPC namespace where those of the old one were shown.
 fn show_queues() {
     const MQUEUE_MAGIC: libc::__fsword_t = 0x1980_0202;
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a live, terminated name, and `fs` is valid for writing.
-    let known = unsafe { libc::statfs(c"/dev/mqueue".as_ptr(), &mut fs) } == 0;
-    if known && fs.f_type == MQUEUE_MAGIC {
-        let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-        if let Err(error) = mount(Some("mqueue"), "/dev/mqueue", Some("mqueue"), flags) {
+    let fs = rustix::fs::statfs(c"/dev/mqueue");
+    if fs.is_ok_and(|fs| fs.f_type == MQUEUE_MAGIC) {
+        if let Err(error) = mount("mqueue", "/dev/mqueue", "mqueue", ONLY_DATA, None) {
             tracing::warn!(%error, "/dev/mqueue does not show the job's queues");
         }
     }
@@ -217,13 +216,10 @@ pub(crate) struct Clocks {
 pub(crate) fn continue_clock(then: Clocks) -> io::Result<()> {
     const OFFSETS: &str = "/proc/self/timens_offsets";
     let monotonic = i64::try_from(then.monotonic_ns).unwrap_or(i64::MAX);
-    let shift = monotonic.saturating_sub(now(libc::CLOCK_MONOTONIC)?);
+    let shift = monotonic.saturating_sub(now(ClockId::Monotonic));
     let boottime = then.boottime_ns.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
-    let boottime = boottime.map_or(Ok(shift), |then| {
-        now(libc::CLOCK_BOOTTIME).map(|now| then.saturating_sub(now))
-    })?;
-    // SAFETY: takes a number only.
-    sys::libc_result(unsafe { libc::unshare(CLONE_NEWTIME) })?;
+    let boottime = boottime.map_or(shift, |then| then.saturating_sub(now(ClockId::Boottime)));
+    enter_new(LinkNameSpaceType::Time)?;
     // They are told from the clocks of the machine, which these can be shifted from already.
     let inherited = std::fs::read_to_string(OFFSETS)?;
     let line = |clock: &str, shift: i64| {
@@ -234,11 +230,9 @@ pub(crate) fn continue_clock(then: Clocks) -> io::Result<()> {
 }
 
 /// What a clock says, nanoseconds.
-fn now(clock: libc::clockid_t) -> io::Result<i64> {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is live.
-    sys::libc_result(unsafe { libc::clock_gettime(clock, &mut now) })?;
-    Ok(now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec))
+fn now(clock: ClockId) -> i64 {
+    let now = rustix::time::clock_gettime(clock);
+    now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec)
 }
 
 /// By how many nanoseconds `clock` is shifted, in the words of `/proc/PID/timens_offsets`; 0 where it is not named.
@@ -262,13 +256,12 @@ pub(crate) fn follow_clock() -> io::Result<()> {
         return Ok(());
     }
     let children = std::fs::File::open(OF_CHILDREN)?;
-    // SAFETY: takes numbers only.
-    sys::libc_result(unsafe { libc::setns(children.as_raw_fd(), CLONE_NEWTIME) }).map(drop)
+    Ok(move_into_link_name_space(children.as_fd(), Some(LinkNameSpaceType::Time))?)
 }
 
 /// Mounts a memory file system upon `target` in which, as in `/tmp`, everybody may make files.
 pub(crate) fn mount_memory(target: &str) -> io::Result<()> {
-    mount(Some("tmpfs"), target, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
+    mount("tmpfs", target, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, None)?;
     std::fs::set_permissions(target, std::fs::Permissions::from_mode(0o1777))
 }
 
@@ -276,27 +269,12 @@ pub(crate) fn mount_memory(target: &str) -> io::Result<()> {
 pub(crate) fn show_text(text: &str, target: &str) -> io::Result<()> {
     // The memory file system lives on under what is mounted of it.
     let file = format!("{UNHIDDEN}/text");
-    mount(
-        Some("tmpfs"),
-        UNHIDDEN,
-        Some("tmpfs"),
-        libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
-    )?;
+    mount("tmpfs", UNHIDDEN, "tmpfs", ONLY_DATA, None)?;
     let written =
         std::fs::write(&file, text).and_then(|()| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o444)));
-    let shown = written.and_then(|()| mount(Some(&file), target, None, libc::MS_BIND));
-    let place = std::ffi::CString::new(UNHIDDEN).map_err(io::Error::other)?;
-    // SAFETY: a live, terminated string.
-    sys::libc_result(unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) })?;
+    let shown = written.and_then(|()| Ok(mount_bind(&file, target)?));
+    unmount(UNHIDDEN, UnmountFlags::DETACH)?;
     shown
-}
-
-fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
-    let c = |s: &str| std::ffi::CString::new(s).map_err(io::Error::other);
-    let (source, target, kind) = (source.map(c).transpose()?, c(target)?, kind.map(c).transpose()?);
-    let ptr = |s: &Option<std::ffi::CString>| s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
-    // SAFETY: all strings are live and terminated; no data argument.
-    sys::libc_result(unsafe { libc::mount(ptr(&source), target.as_ptr(), ptr(&kind), flags, std::ptr::null()) }).map(drop)
 }
 
 #[cfg(test)]

@@ -355,8 +355,7 @@ pub(crate) fn hand_over_terminal(job: &Job) {
     // A terminal of the job's own can have the same number, in a devpts of the job's own.
     let of_terminal = |p: &&Process| p.tty != 0 && (p.tty, p.sid) == (job.agent.tty, job.agent.sid) && p.tty_pgrp > 0;
     let group = job.processes.iter().find(of_terminal).map(|p| p.tty_pgrp).filter(|g| own(*g));
-    // SAFETY: takes nothing and cannot fail.
-    let mine = unsafe { libc::getpgrp() };
+    let mine = belay_kernel::process::group();
     if let Err(e) = sys::tcsetpgrp(tty.as_fd(), group.unwrap_or(mine)) {
         tracing::warn!(error = %e, "the terminal was not handed over");
     }

@@ -3,9 +3,10 @@
 
 use belay_image::attributes::{Policy, SchedMore};
 use belay_image::model::{Job, Process, Thread};
-use belay_kernel::limits::Raised;
+use belay_kernel::limits::{self, Raised};
 use belay_kernel::proc::Status;
 use belay_kernel::sched::{self, Attributes, RESET_ON_FORK, UTIL_CLAMP};
+use rustix::process::{getpriority_process, setpriority_process, Pid};
 use std::io;
 use std::time::Duration;
 
@@ -13,8 +14,6 @@ use std::time::Duration;
 const AGAIN: Duration = Duration::from_millis(110);
 /// How often it comes again: others, who do the same, may have been first.
 const TIMES: u32 = 10;
-const IOPRIO_WHO_PROCESS: i32 = 1;
-const AFFINITY_WORDS: usize = 128;
 
 /// What every restored thread has inherited from the agent.
 pub(crate) struct Defaults {
@@ -34,20 +33,12 @@ struct Processors {
 impl Defaults {
     /// The agent's own, of a job that was given the processors `then`.
     pub(crate) fn own(then: &[u64]) -> Self {
-        // SAFETY: takes numbers only.
-        let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-        // SAFETY: takes numbers only.
-        let ioprio = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0) };
-        let mut mask = vec![0u64; AFFINITY_WORDS];
-        // SAFETY: the kernel writes at most the length given.
-        let n = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, mask.len() * 8, mask.as_mut_ptr()) };
-        mask.truncate(usize::try_from(n).unwrap_or(0) / 8);
         Self {
-            nice,
-            ioprio: i32::try_from(ioprio).unwrap_or(0).max(0),
+            nice: getpriority_process(None).unwrap_or(-1),
+            ioprio: sched::io_priority(0).unwrap_or(0),
             processors: Processors {
                 then: then.to_vec(),
-                now: mask,
+                now: sched::processors().unwrap_or_default(),
             },
         }
     }
@@ -59,18 +50,13 @@ fn note(result: io::Result<()>, id: i32, what: &str) {
     }
 }
 
-fn check(ret: libc::c_long) -> io::Result<()> {
-    belay_kernel::check(ret).map(drop)
-}
-
 /// Scheduling of thread `t`.
 pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
     let s = &t.sched;
     if s.nice != defaults.nice {
         // On its own: `sched_setattr` ignores it for SCHED_IDLE.
-        // SAFETY: takes numbers only.
-        let r = unsafe { libc::setpriority(libc::PRIO_PROCESS, t.tid.unsigned_abs(), s.nice) };
-        note(check(r.into()), t.tid, "nice value");
+        let set = setpriority_process(Pid::from_raw(t.tid), s.nice);
+        note(set.map_err(io::Error::from), t.tid, "nice value");
     }
     if s.policy != 0 || s.reset_on_fork || s.more != SchedMore::default() {
         let [runtime, deadline, period] = s.more.times;
@@ -92,9 +78,7 @@ pub(crate) fn thread(t: &Thread, defaults: &Defaults) {
     }
     affinity(t, &defaults.processors);
     if t.ioprio != defaults.ioprio {
-        // SAFETY: takes numbers only.
-        let r = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, t.tid, t.ioprio) };
-        note(check(r), t.tid, "I/O priority");
+        note(sched::set_io_priority(t.tid, t.ioprio), t.tid, "I/O priority");
     }
 }
 
@@ -103,10 +87,9 @@ fn affinity(t: &Thread, processors: &Processors) {
     let Some((mask, whole)) = processors.allowed(&t.affinity) else {
         return;
     };
-    // SAFETY: a live array of that length.
-    let r = unsafe { libc::syscall(libc::SYS_sched_setaffinity, t.tid, size_of_val(&mask[..]), mask.as_ptr()) };
+    let set = sched::set_processors(t.tid, &mask);
     let lacks = || Err(io::Error::other("the restart is not given so many processors"));
-    let done = check(r).and_then(|()| if whole { Ok(()) } else { lacks() });
+    let done = set.and_then(|()| if whole { Ok(()) } else { lacks() });
     note(done, t.tid, "processor affinity");
 }
 
@@ -242,28 +225,13 @@ fn session(pid: i32, nice: i32) -> io::Result<()> {
 
 /// Sets a limit; when the hard limit cannot be raised, the soft one is set as high as possible.
 fn limit(pid: i32, resource: u32, soft: u64, hard: u64) -> io::Result<()> {
-    let mut old = libc::rlimit64 {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let new = libc::rlimit64 {
-        rlim_cur: soft,
-        rlim_max: hard,
-    };
-    // SAFETY: live structures.
-    check(unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, std::ptr::null::<u8>(), &raw mut old) })?;
-    if old.rlim_cur == soft && old.rlim_max == hard {
+    let old = limits::of(pid, resource)?;
+    if old == (soft, hard) {
         return Ok(());
     }
-    // SAFETY: live structures.
-    let r = check(unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, &raw const new, std::ptr::null::<u8>()) });
+    let r = limits::set(pid, resource, (soft, hard));
     if r.is_err() {
-        let best = libc::rlimit64 {
-            rlim_cur: soft.min(old.rlim_max),
-            rlim_max: old.rlim_max.min(hard),
-        };
-        // SAFETY: live structures.
-        check(unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, &raw const best, std::ptr::null::<u8>()) })?;
+        limits::set(pid, resource, (soft.min(old.1), old.1.min(hard)))?;
     }
     r
 }

@@ -7,16 +7,14 @@
 //! they are, and `/proc/PID/task/TID/ns/KIND` says so.
 
 use crate::namespace::Way;
-use crate::{sys, tree};
+use crate::tree;
 use belay_image::model::Process;
 use belay_kernel::proc::Status;
-use std::ffi::{CStr, CString};
+use rustix::fs::CWD;
+use rustix::mount::{move_mount, open_tree, MoveMountFlags, OpenTreeFlags};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-
-const OPEN_TREE_CLONE: libc::c_int = 1;
-const MOVE_MOUNT_F_EMPTY_PATH: libc::c_int = 4;
 
 /// Names in `/proc/PID/ns` of what is shown, and the numbers that a process saw there.
 type Kind = (&'static str, fn(&Process) -> u64);
@@ -39,7 +37,7 @@ pub(crate) fn outer(way: Way) -> Outer {
 /// In PID 1, once there is a `/proc` of the new PID namespace: shows `outer` as its own. What other processes are shown
 /// is taken from here.
 pub(crate) fn begin(outer: Outer) {
-    let shown = outer.iter().map(|(name, fd)| put(fd.as_raw_fd(), c"", 1, name));
+    let shown = outer.iter().map(|(name, fd)| put(fd.as_fd(), "", 1, name));
     shown.fold(Ok(()), Result::and).unwrap_or_else(|e| report(&e));
 }
 
@@ -108,20 +106,14 @@ fn number(pid: i32, kind: &str) -> io::Result<u64> {
 
 /// Mounts what PID 1 is shown upon the same name of `pid`.
 fn copy_to(pid: i32, kind: &str) -> io::Result<()> {
-    let from = CString::new(format!("/proc/1/ns/{kind}")).map_err(io::Error::other)?;
-    put(libc::AT_FDCWD, &from, pid, kind)
+    put(CWD, &format!("/proc/1/ns/{kind}"), pid, kind)
 }
 
 /// Mounts what `from` leads to (`dir` itself where it is empty) upon the name of the namespace of this kind of `pid`.
-fn put(dir: RawFd, from: &CStr, pid: i32, kind: &str) -> io::Result<()> {
-    let flags = OPEN_TREE_CLONE | libc::AT_EMPTY_PATH | libc::O_CLOEXEC;
-    // SAFETY: a live, terminated string.
-    let fd = sys::libc_result(unsafe { libc::syscall(libc::SYS_open_tree, dir, from.as_ptr(), flags) } as libc::c_int)?;
-    // SAFETY: the kernel has just returned it.
-    let tree = unsafe { OwnedFd::from_raw_fd(fd) };
-    let to = CString::new(format!("/proc/{pid}/ns/{kind}")).map_err(io::Error::other)?;
-    let (tree, here, flags) = (tree.as_raw_fd(), libc::AT_FDCWD, MOVE_MOUNT_F_EMPTY_PATH);
-    // SAFETY: live, terminated strings. The name, a link, is not followed.
-    let moved = unsafe { libc::syscall(libc::SYS_move_mount, tree, c"".as_ptr(), here, to.as_ptr(), flags) };
-    sys::libc_result(moved as libc::c_int).map(drop)
+fn put(dir: BorrowedFd<'_>, from: &str, pid: i32, kind: &str) -> io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = open_tree(dir, from, flags)?;
+    let to = format!("/proc/{pid}/ns/{kind}");
+    // The name, a link, is not followed.
+    Ok(move_mount(tree, c"", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }

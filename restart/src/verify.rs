@@ -186,8 +186,7 @@ pub(crate) fn cut(table: &[Extent], vmas: &[Vma]) -> Vec<Extent> {
 /// What cannot be restored here is refused by name.
 fn check_processes(job: &Job) -> Outcome<()> {
     let user = namespace::is_ordinary();
-    // SAFETY: these calls cannot fail and touch no memory.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = namespace::own_user();
     for p in job.processes.iter().filter(|p| tree::is_live(p)) {
         let refuse = |reason: String| Err(RestartError::at(format!("process {} ({})", p.pid, p.comm), reason));
         let all = || p.threads.iter().map(|t| crate::state::whose(p, t).0).chain([&p.creds]);

@@ -4,7 +4,7 @@ use crate::control::Shared;
 use crate::fail::{ended, Outcome, RestartError};
 use crate::tree::Tree;
 use belay_abi::restore::STATE_FAILED;
-use belay_kernel::{pidfd, proc};
+use belay_kernel::{numbers, pidfd, proc};
 use belay_plugins::Group;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -30,14 +30,9 @@ impl Living<'_> {
         let mut polls: Vec<libc::pollfd> = self
             .pidfds
             .iter()
-            .map(|(_, _, fd)| libc::pollfd {
-                fd: fd.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            })
+            .map(|(_, _, fd)| numbers::entry(fd.as_raw_fd(), libc::POLLIN))
             .collect();
-        // SAFETY: a live array of that length.
-        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) };
+        let _ = numbers::poll_all(&mut polls, 0);
         for ((i, pid, _), poll) in self.pidfds.iter().zip(&polls) {
             if poll.revents != 0 && shared.slot(*i).state.load(Ordering::Acquire) != STATE_FAILED {
                 return Err(lost(shared, tree, *i, *pid));

@@ -138,10 +138,7 @@ fn settled<T>(draft: T, length: impl Fn(&T) -> u64, build: impl Fn(u64) -> Outco
 
 /// Size of a rebuilt System V segment.
 fn segment_bytes(shmid: i32) -> Option<u64> {
-    // SAFETY: all-zero is a valid value.
-    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes to a live structure.
-    (unsafe { libc::shmctl(shmid, libc::IPC_STAT, &mut ds) } == 0).then_some(ds.shm_segsz as u64)
+    belay_kernel::sysv::shm::stat(shmid).ok().map(|data| data.shm_segsz as u64)
 }
 
 /// What the restorer is to do with `p`, for an area that lies so.
