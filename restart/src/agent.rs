@@ -28,7 +28,7 @@ use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_PARKED, STATE_RE
 use belay_image::extents::Extent;
 use belay_image::model::{Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
-use belay_kernel::{limits, pidfd, proc, ptrace};
+use belay_kernel::{limits, numbers, pidfd, prctl, proc, ptrace};
 use belay_plugins::gate::Gates;
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Brought, Group, Names, Rebuilder};
@@ -36,14 +36,12 @@ use belay_wire::Phase;
 use living::Living;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A process with fewer stored bytes than this is read by one thread.
 const HELPED_BYTES: u64 = 8 << 20;
-const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
-const PR_TIMER_CREATE_RESTORE_IDS_GET: u64 = 2;
 
 /// What the restart has made of the job.
 pub(crate) struct Restarted {
@@ -70,7 +68,7 @@ pub(crate) fn restart(
 ) -> Outcome<Restarted> {
     let begin = Instant::now();
     let lazy = options.lazy;
-    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(|e| RestartError::at("become reaper", e))?;
+    sys::become_reaper().map_err(|e| RestartError::at("become reaper", e))?;
     // The restored descriptors may be numbered above the limit that belay was started with.
     limits::raise_descriptors();
     inherited::give_up(&loaded.job);
@@ -106,7 +104,7 @@ pub(crate) fn restart(
         shares: &shares,
         lazy,
         ask_huge: asks_for_huge_pages(),
-        restore_timer_ids: sys::prctl(PR_TIMER_CREATE_RESTORE_IDS, PR_TIMER_CREATE_RESTORE_IDS_GET, 0).is_ok(),
+        restore_timer_ids: prctl::TIMER_NUMBERS.get().is_ok(),
         own: own_credentials(way.is_ordinary()).map_err(|e| RestartError::at("read own credentials", e))?,
         specials: &plan.specials,
         copies: &copies,
@@ -436,7 +434,7 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
     }
     for (i, pid) in zombies(tree, job) {
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
-        wait_for_end(&fd);
+        let _ = numbers::poll(fd.as_raw_fd(), libc::POLLIN, -1);
         let wanted = job.processes[i].state;
         let found = proc::stat(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
         if wanted != ProcessState::Zombie(found.exit_code) {
@@ -449,14 +447,10 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
 /// Stops a process and continues it, of which nobody takes notice before its parent asks. Signals that this sends are
 /// discarded with those that the restart itself causes.
 fn stop_and_continue(pid: i32) -> io::Result<()> {
-    let send = |signal| {
-        // SAFETY: takes numbers only.
-        belay_kernel::check(unsafe { libc::kill(pid, signal) }.into()).map(drop)
-    };
     ptrace::seize(pid, libc::PTRACE_O_EXITKILL)?;
-    send(libc::SIGSTOP)?;
+    sys::kill(pid, libc::SIGSTOP)?;
     resume::group_stop(pid)?;
-    send(libc::SIGCONT)?;
+    sys::kill(pid, libc::SIGCONT)?;
     ptrace::detach(pid, 0)
 }
 
@@ -465,16 +459,6 @@ fn zombies<'a>(tree: &'a Tree, job: &'a Job) -> impl Iterator<Item = (usize, i32
         Role::Process(i) if !tree::is_live(&job.processes[i]) => Some((i, n.pid)),
         _ => None,
     })
-}
-
-fn wait_for_end(pidfd: &OwnedFd) {
-    let mut poll = libc::pollfd {
-        fd: pidfd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one live pollfd.
-    unsafe { libc::poll(&mut poll, 1, -1) };
 }
 
 /// Turns numbers reported by the restorer into words.

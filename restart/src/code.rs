@@ -15,11 +15,13 @@ use belay_image::name::Name;
 use belay_image::ImageError;
 use belay_kernel::direct::Buffer;
 use belay_plugins::{Key, PageSource};
+use rustix::fs::{self, AtFlags, MemfdFlags, Mode, OFlags};
+use rustix::mount::{fsconfig_create, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -32,12 +34,6 @@ const PIECE: u64 = 1 << 20;
 const LAST: u64 = 1 << 62;
 /// Longest name of a memfd.
 const MEMFD_NAME: usize = 249;
-
-const FSOPEN_CLOEXEC: libc::c_int = 1;
-const FSCONFIG_CMD_CREATE: libc::c_int = 6;
-const FSMOUNT_CLOEXEC: libc::c_int = 1;
-const MOUNT_ATTR_NOSUID_NODEV: libc::c_int = 6;
-const MFD_EXEC: libc::c_uint = 0x10;
 
 /// The stored files of a generation, and which of them this machine lacks.
 #[derive(Debug, Clone, Default)]
@@ -105,7 +101,7 @@ impl Copies {
                 let fail = |e| RestartError::at(format!("copy of {}", f.path), e);
                 let stored = stored(f, pages)?;
                 let file = copy(f, |file| fill(file, f, &stored, pages))?;
-                let held = sys::dup_into(file.as_raw_fd(), room).map_err(fail)?;
+                let held = sys::dup_into(&file, room).map_err(fail)?;
                 tracing::info!(path = %f.path, "not here as it was: the one of the checkpoint is mapped");
                 Ok((f.clone(), held))
             })
@@ -199,8 +195,8 @@ fn copy(f: &MappedFile, fill: impl Fn(&File) -> Outcome<()>) -> Outcome<File> {
     };
     fill(&place.file)?;
     modified(&place.file).map_err(fail)?;
-    // SAFETY: takes numbers only.
-    sys::libc_result(unsafe { libc::fchmod(place.file.as_raw_fd(), f.mode & 0o555 | 0o400) }).map_err(fail)?;
+    let mode = Mode::from_raw_mode(f.mode & 0o555 | 0o400);
+    fs::fchmod(&place.file, mode).map_err(|e| fail(e.into()))?;
     place.finish(f.path.as_bytes().ends_with(DELETED)).map_err(fail)
 }
 
@@ -224,12 +220,11 @@ impl Place {
         let mut dir = file_system()?;
         for part in parts {
             let part = CString::new(part)?;
-            // SAFETY: a live directory and a string that ends in a zero.
-            sys::libc_result(unsafe { libc::mkdirat(dir.as_raw_fd(), part.as_ptr(), 0o755) })?;
-            dir = open_at(&dir, &part, libc::O_PATH | libc::O_DIRECTORY)?;
+            fs::mkdirat(&dir, &part, Mode::from_raw_mode(0o755))?;
+            dir = open_at(&dir, &part, OFlags::PATH | OFlags::DIRECTORY)?;
         }
         let name = CString::new(name)?;
-        let file = open_at(&dir, &name, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
+        let file = open_at(&dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         Ok(Self {
             file: file.into(),
             name: Some((dir, name)),
@@ -239,15 +234,13 @@ impl Place {
     /// A memfd that is called by its path.
     fn memfd(path: &[u8]) -> io::Result<Self> {
         let name = CString::new(&path[..path.len().min(MEMFD_NAME)])?;
-        let make = |flags| {
-            // SAFETY: a string that ends in a zero.
-            let fd = sys::libc_result(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | flags) })?;
-            // SAFETY: the kernel has just returned it.
-            Ok(unsafe { File::from_raw_fd(fd) })
-        };
+        let make = |flags| fs::memfd_create(&name, MemfdFlags::CLOEXEC | flags);
         // Before Linux 6.3 they can always be executed.
-        let file = make(MFD_EXEC).or_else(|_: io::Error| make(0))?;
-        Ok(Self { file, name: None })
+        let file = make(MemfdFlags::EXEC).or_else(|_| make(MemfdFlags::empty()))?;
+        Ok(Self {
+            file: file.into(),
+            name: None,
+        })
     }
 
     /// The file, open for reading only: nobody executes what somebody may write.
@@ -255,43 +248,25 @@ impl Place {
         let Some((dir, name)) = self.name else {
             return File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         };
-        let file = open_at(&dir, &name, libc::O_RDONLY)?;
+        let file = open_at(&dir, &name, OFlags::RDONLY)?;
         if deleted {
-            // SAFETY: a live directory and a string that ends in a zero.
-            sys::libc_result(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) })?;
+            fs::unlinkat(&dir, &name, AtFlags::empty())?;
         }
         Ok(file.into())
     }
 }
 
-fn open_at(dir: &OwnedFd, name: &CString, flags: libc::c_int) -> io::Result<OwnedFd> {
-    let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    // SAFETY: a live directory and a string that ends in a zero.
-    let fd = sys::libc_result(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags, 0o600) })?;
-    // SAFETY: the kernel has just returned it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+fn open_at(dir: &OwnedFd, name: &CString, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(fs::openat(dir, name, flags, Mode::from_raw_mode(0o600))?)
 }
 
 /// A new file system in memory, mounted nowhere (Linux 5.2): its directory.
 fn file_system() -> io::Result<OwnedFd> {
-    let made = |r: libc::c_long| {
-        if r < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just returned it.
-        Ok(unsafe { OwnedFd::from_raw_fd(r as RawFd) })
-    };
-    // SAFETY: a string that ends in a zero.
-    let context = made(unsafe { libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), FSOPEN_CLOEXEC) })?;
-    let none = std::ptr::null::<libc::c_char>();
-    // SAFETY: this command takes neither key nor value.
-    let created = unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_CMD_CREATE, none, none, 0) };
-    if created < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let (fd, flags) = (context.as_raw_fd(), FSMOUNT_CLOEXEC);
-    // SAFETY: takes numbers only.
-    made(unsafe { libc::syscall(libc::SYS_fsmount, fd, flags, MOUNT_ATTR_NOSUID_NODEV) })
+    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::sys;
 use belay_abi::restore::CloneArgs;
 use belay_abi::task;
 use belay_image::model::{Process, Thread};
+use belay_kernel::futex::bare;
 use belay_plugins::{tasks_of, Rebuilder};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A thread that shares all with its process but the descriptor table.
 const THREAD: u64 = (libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM) as u64;
-const STACK_BYTES: usize = 4 << 20;
+pub(crate) const STACK_BYTES: usize = 4 << 20;
 /// For one that has nothing to do here.
 const SMALL_STACK_BYTES: usize = 64 << 10;
 
@@ -48,7 +49,7 @@ pub(crate) fn let_others(wait: impl FnOnce()) {
 /// Ends the caller's turn.
 pub(crate) fn give_turn() {
     TURN.store(FREE, Ordering::Release);
-    wake(&TURN);
+    bare::wake_private(&TURN);
 }
 
 /// Waits for a turn.
@@ -130,7 +131,7 @@ impl Companion {
 
     fn enter(&self, state: u32) {
         self.state.store(state, Ordering::Release);
-        wake(&self.state);
+        bare::wake_private(&self.state);
     }
 }
 
@@ -139,7 +140,7 @@ impl Companion {
 ///
 /// # Safety
 /// `entry` never returns, and may use `arg`.
-unsafe fn spawn(
+pub(crate) unsafe fn spawn(
     (flags, stack): (u64, usize),
     exit_signal: i32,
     tid: i32,
@@ -159,21 +160,6 @@ unsafe fn spawn(
     sys::raw(unsafe { task::spawn(&args, entry, arg) }).map(|pid| pid as i32)
 }
 
-/// Makes process `pid`, which shares the caller's memory and whatever else `flags` say, and runs `entry(arg)`.
-///
-/// # Safety
-/// `entry` never returns, and may use `arg`.
-pub(crate) unsafe fn spawn_process(
-    flags: u64,
-    exit_signal: i32,
-    pid: i32,
-    entry: extern "C" fn(usize) -> !,
-    arg: usize,
-) -> io::Result<i32> {
-    // SAFETY: the caller vouches for it.
-    unsafe { spawn((flags, STACK_BYTES), exit_signal, pid, entry, arg) }
-}
-
 /// The life of a companion.
 extern "C" fn life(own: usize) -> ! {
     // SAFETY: `make` passes the address of a companion that lives for ever.
@@ -183,10 +169,9 @@ extern "C" fn life(own: usize) -> ! {
         if own.state.load(Ordering::Acquire) == LEAVES {
             break;
         }
-        // SAFETY: set before the state was, by one who waits until the state is set back.
-        if let Some(work) = unsafe { *own.work.get() } {
-            // SAFETY: as above, it lives until then.
-            unsafe { (*work)() };
+        // SAFETY: set before the state was, by one who waits until the state is set back; what it leads to lives until then.
+        if let Some(work) = unsafe { (*own.work.get()).map(|work| &*work) } {
+            work();
         }
         own.enter(WAITS);
     }
@@ -197,15 +182,7 @@ extern "C" fn life(own: usize) -> ! {
 
 /// Waits while `word`, which belongs to this process alone, is `value`. Nothing of libc's is touched.
 fn wait_while(word: &AtomicU32, value: u32) {
-    const FUTEX_WAIT_PRIVATE: i32 = 128;
     while word.load(Ordering::Acquire) == value {
-        // SAFETY: the word is live; every result means: look again.
-        unsafe { belay_abi::syscall!(libc::SYS_futex as usize, word.as_ptr(), FUTEX_WAIT_PRIVATE, value, 0) };
+        bare::wait_private(word, value);
     }
-}
-
-fn wake(word: &AtomicU32) {
-    const FUTEX_WAKE_PRIVATE: i32 = 129;
-    // SAFETY: the word is live.
-    unsafe { belay_abi::syscall!(libc::SYS_futex as usize, word.as_ptr(), FUTEX_WAKE_PRIVATE, i32::MAX) };
 }

@@ -5,22 +5,28 @@ use crate::companion;
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use belay_abi::restore::{Control, Slot, Step, STAGE_ABORT, STATE_FAILED, TEXT_BYTES};
+use belay_kernel::futex::{self, bare};
+use belay_kernel::shared;
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use std::io;
+use std::mem::offset_of;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Offset of the first slot.
 const SLOTS: u64 = 64;
 /// How long a wait lasts before the agent looks whether all processes still live.
-const GLANCE_MS: i64 = 50;
+const GLANCE: Duration = Duration::from_millis(50);
+/// How long a process waits at once.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The shared memory, as mapped by the agent and inherited by every process until the restorer maps it for itself.
 #[derive(Debug)]
 pub(crate) struct Shared {
     memory: OwnedFd,
-    base: *mut u8,
+    mapped: shared::Shared,
     bytes: u64,
     count: usize,
 }
@@ -29,23 +35,12 @@ impl Shared {
     /// Makes it for `count` processes. Its descriptor is numbered in `room`, so that no process of the job uses the number.
     pub(crate) fn new(count: usize, room: &Range<RawFd>) -> io::Result<Self> {
         let bytes = (SLOTS + (count * size_of::<Slot>()) as u64).next_multiple_of(belay_abi::PAGE);
-        // SAFETY: the name is a live string.
-        let fd = sys::libc_result(unsafe { libc::memfd_create(c"belay-restart".as_ptr(), libc::MFD_CLOEXEC) })?;
-        // SAFETY: the kernel has just returned it.
-        let memory = unsafe { OwnedFd::from_raw_fd(fd) };
-        let memory = sys::dup_into(memory.as_raw_fd(), room)?;
-        let fd = memory.as_raw_fd();
-        // SAFETY: takes numbers only.
-        sys::libc_result(unsafe { libc::ftruncate(fd, bytes as i64) })?;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, prot, libc::MAP_SHARED, fd, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let memory = sys::dup_into(memfd_create(c"belay-restart", MemfdFlags::CLOEXEC)?, room)?;
+        ftruncate(&memory, bytes)?;
+        let mapped = shared::Shared::map(memory.as_fd(), bytes as usize)?;
         Ok(Self {
             memory,
-            base: base.cast(),
+            mapped,
             bytes,
             count,
         })
@@ -54,6 +49,11 @@ impl Shared {
     /// Descriptor of the memory.
     pub(crate) fn fd(&self) -> RawFd {
         self.memory.as_raw_fd()
+    }
+
+    /// The same, to be mapped.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
     }
 
     /// Its length.
@@ -68,21 +68,21 @@ impl Shared {
 
     fn control(&self) -> &Control {
         // SAFETY: the head of the mapping, zeroed by the kernel, all fields atomic.
-        unsafe { &*self.base.cast::<Control>() }
+        unsafe { &*self.mapped.range().0.cast::<Control>() }
     }
 
     /// Slot `i`.
     pub(crate) fn slot(&self, i: usize) -> &Slot {
         assert!(i < self.count);
         // SAFETY: in the mapping, aligned (SLOTS and the size of a slot are multiples of 8); shared fields are atomic.
-        unsafe { &*self.base.add(Self::slot_offset(i) as usize).cast::<Slot>() }
+        unsafe { &*self.mapped.range().0.add(Self::slot_offset(i) as usize).cast::<Slot>() }
     }
 
     /// In process `i`: it has reached `state`.
     pub(crate) fn report(&self, i: usize, state: u32) {
         self.slot(i).state.store(state, Ordering::Release);
         self.control().reports.fetch_add(1, Ordering::Release);
-        sys::futex_wake(&self.control().reports);
+        futex::wake(&self.control().reports);
     }
 
     /// In process `i`: reports an error and ends the process.
@@ -93,10 +93,9 @@ impl Shared {
         };
         let n = text.len().min(TEXT_BYTES);
         let slot = self.slot(i);
-        // SAFETY: the text is this process's own until its length is published.
-        unsafe {
-            std::ptr::copy_nonoverlapping(text.as_ptr(), (&raw const slot.text).cast::<u8>().cast_mut(), n);
-        }
+        // It is this process's own until its length is published.
+        let at = Self::slot_offset(i) as usize + offset_of!(Slot, text);
+        self.mapped.write(at, &text.as_bytes()[..n]);
         slot.text_bytes.store(n as u32, Ordering::Release);
         self.report(i, STATE_FAILED);
         sys::exit_now(127)
@@ -118,7 +117,7 @@ impl Shared {
             match self.control().stage.load(Ordering::Acquire) {
                 STAGE_ABORT => sys::exit_now(127),
                 now if now >= stage => return,
-                now => sys::futex_wait(&self.control().stage, now, 1000),
+                now => bare::wait(&self.control().stage, now, PAUSE),
             }
         });
     }
@@ -134,7 +133,7 @@ impl Shared {
             if now >= state {
                 return;
             }
-            sys::futex_wait(&self.control().reports, seen, 1000);
+            bare::wait(&self.control().reports, seen, PAUSE);
         });
     }
 
@@ -146,7 +145,7 @@ impl Shared {
     /// In the agent: lets stage `stage` begin.
     pub(crate) fn begin(&self, stage: u32) {
         self.control().stage.store(stage, Ordering::Release);
-        sys::futex_wake(&self.control().stage);
+        futex::wake(&self.control().stage);
     }
 
     /// In the agent: waits until each process of `which` has reached `state`; `glance` is asked now and then whether one has died.
@@ -169,9 +168,9 @@ impl Shared {
             if left.is_empty() {
                 return Ok(());
             }
-            sys::futex_wait(&self.control().reports, seen, GLANCE_MS);
+            bare::wait(&self.control().reports, seen, GLANCE);
             // Reports of many processes may come without a pause.
-            if glanced.elapsed() >= Duration::from_millis(GLANCE_MS.unsigned_abs()) {
+            if glanced.elapsed() >= GLANCE {
                 glance()?;
                 glanced = Instant::now();
             }

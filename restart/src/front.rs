@@ -9,11 +9,12 @@
 use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
 use crate::{sys, Shell, WithoutAgent};
-use belay_kernel::pidfd;
 use belay_kernel::proc::{born, descendants, hung, Outside, Status, END_LIMIT};
+use belay_kernel::signals::{self, Disposition};
+use belay_kernel::{masks, numbers, pidfd, process};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Signals the front process deals with.
 const HANDLED: [i32; 10] = [
@@ -60,18 +61,10 @@ impl End {
     }
 }
 
-/// Whether who sends `signal` means the job to end: not to one that was started with that signal ignored (`nohup`).
+/// Whether who sends `signal` means the job to end: not to one that was started with that signal ignored (`nohup`). One
+/// that is blocked is there to be read all the same.
 pub fn by_user(signal: i32) -> bool {
-    matches!(signal, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) && !is_ignored(signal)
-}
-
-/// Whether the calling process ignores `signal`. One that is blocked is there to be read all the same.
-fn is_ignored(signal: i32) -> bool {
-    let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a live structure; nothing is changed.
-    unsafe { libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) };
-    // SAFETY: filled in by the kernel; all-zero is valid anyway.
-    unsafe { now.assume_init() }.sa_sigaction == libc::SIG_IGN
+    matches!(signal, libc::SIGINT | libc::SIGQUIT | libc::SIGTERM | libc::SIGHUP) && !Disposition::of(signal).is_ignored()
 }
 
 /// The front process while a restart is under way.
@@ -146,21 +139,17 @@ impl Front {
     /// Takes over signals and looks at the terminal. Before any child is made.
     pub(crate) fn new() -> io::Result<Self> {
         let mask = HANDLED.iter().fold(0, |m, s| m | bit(*s));
-        let old_mask = sys::sigprocmask(libc::SIG_BLOCK, mask);
-        // SAFETY: a live mask of the kernel's size.
-        let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const mask, 8, libc::SFD_CLOEXEC) };
-        let fd = belay_kernel::check(fd)? as i32;
+        let old_mask = signals::change_mask(libc::SIG_BLOCK, mask);
+        let signals = masks::signalfd(mask, libc::SFD_CLOEXEC)?;
         let terminal = sys::terminal();
         let mut outside = Outside::default();
         outside.note(None);
-        // SAFETY: takes nothing and cannot fail.
-        let group = unsafe { libc::getpgrp() };
+        let group = process::group();
         let foreground = terminal
             .as_ref()
             .is_some_and(|t| sys::tcgetpgrp(t.as_fd()).is_ok_and(|g| g == group));
         Ok(Self {
-            // SAFETY: the kernel has just returned it.
-            signals: unsafe { OwnedFd::from_raw_fd(fd) },
+            signals,
             old_mask,
             terminal,
             foreground,
@@ -211,7 +200,7 @@ impl Front {
         if self.resumed {
             self.take_terminal();
         }
-        sys::sigprocmask(libc::SIG_SETMASK, self.old_mask);
+        signals::change_mask(libc::SIG_SETMASK, self.old_mask);
         result
     }
 
@@ -219,16 +208,10 @@ impl Front {
         let failed = |e: io::Error| RestartError::at("wait for the job", e);
         loop {
             let shells = self.shells.iter().filter(|_| self.without_agent).map(|s| s.gone.as_raw_fd());
-            let poll = |fd| libc::pollfd {
-                fd,
-                events: libc::POLLIN,
-                revents: 0,
-            };
+            let poll = |fd| numbers::entry(fd, libc::POLLIN);
             let own = [channel.fd(), self.signals.as_raw_fd()];
             let mut polls: Vec<libc::pollfd> = own.into_iter().chain(shells).map(poll).collect();
-            // SAFETY: a live array of that length.
-            let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, -1) };
-            if n < 0 {
+            if numbers::poll_all(&mut polls, -1).is_err() {
                 continue; // EINTR
             }
             if let Some(at) = polls[own.len()..].iter().position(|p| p.revents != 0) {
@@ -303,9 +286,7 @@ impl Front {
     fn message(&mut self, message: Message, pid: i32, shells: &[Shell]) {
         match message {
             Message::Hello => {
-                // SAFETY: takes a number only.
-                let group = unsafe { libc::getpgid(pid) };
-                self.agent = Some((pid, group));
+                self.agent = Some((pid, process::group_of(pid).unwrap_or(-1)));
             }
             Message::Failed { kind, step, reason } => self.failure = Some(Message::error(kind, step, reason)),
             Message::Resumed => {
@@ -351,25 +332,17 @@ impl Front {
     }
 
     fn has_signal(&self) -> bool {
-        let mut poll = libc::pollfd {
-            fd: self.signals.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: a live structure.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+        numbers::poll(self.signals.as_raw_fd(), libc::POLLIN, 0).is_ok_and(|events| events != 0)
     }
 
     fn next_signal(&self) -> io::Result<i32> {
-        let mut info = std::mem::MaybeUninit::<libc::signalfd_siginfo>::zeroed();
-        let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer is live and of the size that a signalfd returns.
-        let n = unsafe { libc::read(self.signals.as_raw_fd(), info.as_mut_ptr().cast(), size) };
-        if usize::try_from(n) != Ok(size) {
-            return Err(io::Error::last_os_error());
+        // It begins with the number of the signal.
+        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+        if rustix::io::read(&self.signals, &mut info)? != info.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // SAFETY: filled in by the kernel; all-zero is valid anyway.
-        Ok(unsafe { info.assume_init() }.ssi_signo as i32)
+        let [a, b, c, d, ..] = info;
+        Ok(i32::from_ne_bytes([a, b, c, d]))
     }
 
     fn signal(&mut self, signal: i32) {
@@ -435,8 +408,7 @@ impl Front {
     fn stop(&mut self, signal: i32) {
         if let Some(tty) = self.terminal.as_ref().filter(|_| self.lent) {
             let group = sys::tcgetpgrp(tty.as_fd()).ok();
-            // SAFETY: takes nothing and cannot fail.
-            let own = unsafe { libc::getpgrp() };
+            let own = process::group();
             if group.is_some() && group != Some(own) {
                 self.foreground_group = group;
             }
@@ -447,14 +419,14 @@ impl Front {
         } else {
             libc::SIGSTOP
         };
-        let was = sys::sigprocmask(libc::SIG_UNBLOCK, 0);
+        let was = signals::change_mask(libc::SIG_UNBLOCK, 0);
         if signal != libc::SIGSTOP {
             // The other members of the group; our own copy is blocked and read back below.
             let _ = sys::kill(0, signal);
         }
         // A stop that cannot be blocked, for ourselves.
         let _ = sys::kill(std::process::id().cast_signed(), libc::SIGSTOP);
-        sys::sigprocmask(libc::SIG_SETMASK, was);
+        signals::change_mask(libc::SIG_SETMASK, was);
         // The copies of the stop signal for ourselves are stale now: SIGCONT has discarded them.
     }
 
@@ -463,8 +435,7 @@ impl Front {
         let (Some(tty), Some((_, group))) = (&self.terminal, self.agent) else {
             return;
         };
-        // SAFETY: takes nothing and cannot fail.
-        let own = unsafe { libc::getpgrp() };
+        let own = process::group();
         if sys::tcgetpgrp(tty.as_fd()).is_ok_and(|g| g == own) {
             self.lent = true;
             let wanted = self.foreground_group.unwrap_or(group);
@@ -477,8 +448,7 @@ impl Front {
     /// Takes the terminal back from a job that had it.
     fn take_terminal(&mut self) {
         let Some(tty) = &self.terminal else { return };
-        // SAFETY: takes nothing and cannot fail.
-        let own = unsafe { libc::getpgrp() };
+        let own = process::group();
         let now = sys::tcgetpgrp(tty.as_fd());
         // A group that has just ended leaves the terminal with no foreground group.
         let gone = now.as_ref().is_ok_and(|g| *g == 0 || sys::kill(-*g, 0).is_err());
@@ -495,14 +465,10 @@ mod tests {
 
     #[test]
     fn a_signal_that_is_ignored_is_nobodys_order() {
-        let set = |to: libc::sighandler_t| {
-            // SAFETY: no handler of this program.
-            unsafe { libc::signal(libc::SIGHUP, to) }
-        };
-        let was = set(libc::SIG_DFL);
+        let was = Disposition::set_default(libc::SIGHUP);
         assert!(by_user(libc::SIGHUP) && !by_user(libc::SIGUSR1));
-        set(libc::SIG_IGN);
+        Disposition::set_ignored(libc::SIGHUP);
         assert!(!by_user(libc::SIGHUP));
-        set(was);
+        was.restore();
     }
 }

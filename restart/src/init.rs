@@ -9,10 +9,12 @@ use crate::channel::{Channel, Message};
 use crate::fail::{Outcome, RestartError};
 use crate::identity::Identity;
 use crate::namespace::Way;
-use crate::{initial, namespace, shown, sys, Shell};
+use crate::{namespace, shown, sys, Shell};
 use belay_image::model::AgentIdentity;
 use belay_kernel::proc::{born, Outside, END_LIMIT};
+use belay_kernel::shared::Shared;
 use belay_plugins::Group;
+use rustix::process::{waitid, WaitId, WaitIdOptions};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -40,33 +42,19 @@ struct Noted {
 }
 
 /// Memory of PID 1 and the agent.
-pub(crate) struct Common(*mut Words);
+pub(crate) struct Common(Shared);
 
 impl Common {
     /// Makes it; forks share it.
     pub(crate) fn new() -> std::io::Result<Self> {
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size_of::<Words>(),
-                prot,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(Self(at.cast()))
+        Shared::with_children(size_of::<Words>()).map(Self)
     }
 
     fn words(&self) -> &Words {
-        // SAFETY: the mapping is never unmapped, has this size and a page's alignment, was zeroed by the kernel, and
-        // holds atomics only.
-        unsafe { &*self.0 }
+        let (at, _) = self.0.range();
+        // SAFETY: the mapping lives as long as this value, has this size and a page's alignment, was zeroed by the kernel,
+        // and holds atomics only.
+        unsafe { &*at.cast::<Words>() }
     }
 
     /// From the agent: the job runs.
@@ -130,8 +118,7 @@ pub(crate) struct Setup<'a> {
 
 /// The life of PID 1. In the agent, calls `agent` and ends.
 pub(crate) fn run(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> ! {
-    // SAFETY: a live, terminated string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"belay-init".as_ptr()) };
+    let _ = rustix::thread::set_name(c"belay-init");
     match start(setup, agent) {
         Ok(leader) => {
             crate::leave(setup.group);
@@ -150,7 +137,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
     let a = &setup.agent;
     let failed = |e: std::io::Error| RestartError::at("spawn", format!("agent {}: {e}", a.pid));
     if setup.way == Way::Initial {
-        initial::become_reaper().map_err(failed)?;
+        sys::become_reaper().map_err(failed)?;
     } else {
         namespace::enter(setup.way, setup.uid, setup.gid)?;
         shown::begin(setup.shown.take());
@@ -179,8 +166,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
                         (setup.forget)();
                         sys::release_standard_descriptors();
                         loop {
-                            // SAFETY: waits for a signal.
-                            unsafe { libc::pause() };
+                            rustix::event::pause();
                         }
                     }
                     Err(e) => {
@@ -270,8 +256,7 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
 }
 
 fn others_are_left() -> bool {
-    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
-    // SAFETY: the kernel writes to a live structure; nothing is reaped.
-    unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) == 0 }
+    let all = WaitIdOptions::from_bits_retain(libc::__WALL.cast_unsigned());
+    let seen = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | all;
+    waitid(WaitId::All, seen).is_ok()
 }

@@ -9,8 +9,9 @@
 use crate::fail::{Outcome, RestartError};
 use crate::sys;
 use belay_image::model::{Job, Process};
-use belay_kernel::proc;
+use belay_kernel::{proc, process};
 use belay_plugins::Descriptors;
+use rustix::process::Signal;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -28,10 +29,7 @@ pub(crate) fn check(job: &Job, descriptors: &Descriptors) -> Outcome<()> {
             ),
         });
     }
-    // SAFETY: takes nothing and cannot fail.
-    let group = unsafe { libc::getpgrp() };
-    // SAFETY: takes a number and cannot fail for the caller itself.
-    let session = unsafe { libc::getsid(0) };
+    let (group, session) = (process::group(), process::session());
     let mut wanted = numbers(job);
     // The group and session that the job is started in.
     wanted.remove(&group);
@@ -123,33 +121,23 @@ pub(crate) fn taken() -> BTreeSet<i32> {
     holders().into_keys().collect()
 }
 
-/// Makes the calling process the one to which orphans below it go.
-pub(crate) fn become_reaper() -> io::Result<()> {
-    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map(drop)
-}
-
 /// Ends the calling process with its parent (`on`), or no longer.
 pub(crate) fn end_with_parent(on: bool) -> io::Result<()> {
-    let signal = if on { libc::SIGKILL } else { 0 };
-    sys::prctl(libc::PR_SET_PDEATHSIG, u64::from(signal.unsigned_abs()), 0).map(drop)
+    Ok(rustix::process::set_parent_process_death_signal(on.then_some(Signal::KILL))?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{waitid, Pid, WaitId, WaitIdOptions};
 
     #[test]
     fn numbers_in_use_are_found_with_their_users() {
         let me = std::process::id().cast_signed();
-        // SAFETY: the child only ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            sys::exit_now(0);
-        }
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        let flags = libc::WEXITED | libc::WNOWAIT;
-        // SAFETY: the kernel writes to a live structure; the child stays to be collected.
-        unsafe { libc::waitid(libc::P_PID, child.unsigned_abs(), info.as_mut_ptr(), flags) };
+        let child = belay_kernel::apart::child(|| 0).unwrap().pid();
+        // It stays to be collected.
+        let stays = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_raw(child).unwrap()), stays).unwrap();
         let all = holders();
         assert!(!all[&me].dead && all[&me].what.contains(&format!("process {me} (")));
         assert!(all[&child].dead);

@@ -13,11 +13,11 @@ use crate::arch;
 use crate::attributes;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{uncovered, Range};
-use crate::sys;
 use crate::tree::{self, NodeId, Role, Tree, AGENT};
 use belay_abi::restore::Step;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::model::{Process, Vma, VmaKind};
+use belay_kernel::{place, prctl};
 use belay_storage::chunk::Chunk;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
@@ -318,7 +318,7 @@ pub(crate) fn read(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> 
     // What it makes has a say of its own.
     let huge = |off| {
         if p.prctl.thp_disable {
-            sys::prctl(libc::PR_SET_THP_DISABLE, off, 0).map(drop)
+            prctl::NO_HUGE_PAGES.set(off)
         } else {
             Ok(())
         }
@@ -374,7 +374,9 @@ pub(crate) fn numbered(extents: &HashMap<i32, Vec<Extent>>, shares: &HashMap<i32
 
 fn map(m: &Early) -> Outcome<()> {
     let flags = if m.unreserved { libc::MAP_NORESERVE } else { 0 };
-    arch::map_early(m.range.start, m.range.end - m.range.start, flags).map_err(|e| {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let made = place::map(Some(m.range.start), m.range.end - m.range.start, prot, flags, None);
+    made.map_err(|e| {
         RestartError::at(
             "map",
             format!("memory at {:#x} for several processes: {e}: restart once more", m.range.start),

@@ -10,7 +10,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::shown::Shown;
 use crate::sys;
 use belay_kernel::seccomp::Answer;
-use belay_kernel::{pidfd, proc, seccomp};
+use belay_kernel::{numbers, pidfd, proc, seccomp};
 use belay_plugins::{lead, Book};
 use std::collections::HashSet;
 use std::io;
@@ -44,7 +44,7 @@ impl Questions {
 /// In a process of the job, before it has threads: these calls ask from now on. The descriptor's number is in `room`.
 pub(crate) fn ask(questions: Questions, room: &Range<RawFd>) -> io::Result<OwnedFd> {
     let listener = seccomp::ask_about(&questions.calls())?;
-    sys::dup_into(listener.as_raw_fd(), room)
+    sys::dup_into(listener, room)
 }
 
 /// In the agent: takes descriptor `fd` of the process behind `pidfd`.
@@ -68,8 +68,7 @@ fn stand_by(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown
     sys::block_signals();
     // Neither the terminal's signals nor the job's end by its group are meant for it.
     let _ = sys::setsid();
-    // SAFETY: a live, terminated string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"belay-lead".as_ptr()) };
+    let _ = rustix::thread::set_name(c"belay-lead");
     close_all_but(&listeners);
     loop {
         // SAFETY: this process has one thread.
@@ -90,14 +89,9 @@ fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>,
     while !listeners.is_empty() {
         let mut polls: Vec<libc::pollfd> = listeners
             .iter()
-            .map(|l| libc::pollfd {
-                fd: l.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            })
+            .map(|l| numbers::entry(l.as_raw_fd(), libc::POLLIN))
             .collect();
-        // SAFETY: a live array of that length.
-        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, -1) };
+        let _ = numbers::poll_all(&mut polls, -1);
         for (listener, poll) in listeners.iter().zip(&polls) {
             if poll.revents & libc::POLLIN != 0 {
                 // A thread that has been killed meanwhile asks nothing.

@@ -177,14 +177,13 @@ pub fn restart(
     let front = Front::new().map_err(failed)?;
     let way = choose_way(&loaded)?;
     let shown = shown::outer(way);
-    // SAFETY: these calls cannot fail and touch no memory.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = namespace::own_user();
     let raised = sched::make_room(&loaded.job);
     // SAFETY: the front process has one thread, as the contract of this function says.
     let init = match unsafe { namespace::clone(way) } {
         Err(e) => {
             raised.undo();
-            sys::sigprocmask(libc::SIG_SETMASK, front.old_mask());
+            belay_kernel::signals::change_mask(libc::SIG_SETMASK, front.old_mask());
             return Err(e);
         }
         Ok(pid) => pid,
@@ -254,13 +253,13 @@ fn load(dir: &Path, options: &Options, group: Option<&dyn Group>) -> Result<(Loa
 fn choose_way(loaded: &Loaded) -> Result<Way, RestartError> {
     if namespace::is_ordinary() {
         // A program with file capabilities may not look into itself by default, and could not enter its own user namespace.
-        sys::prctl(libc::PR_SET_DUMPABLE, 1, 0).map_err(failed)?;
+        sys::be_dumpable().map_err(failed)?;
     }
     let way = Way::choose();
     if way == Way::Initial {
         tracing::warn!("no user namespaces here: restarting in the machine's own, with the machine's monotonic clock");
         initial::check(&loaded.job, &loaded.descriptors)?;
-        initial::become_reaper().map_err(failed)?;
+        sys::become_reaper().map_err(failed)?;
     }
     Ok(way)
 }

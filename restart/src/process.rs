@@ -18,7 +18,8 @@ use belay_abi::restore::{ThreadPlan, STACK_BYTES};
 use belay_image::extents::{Extent, PAGE};
 use belay_image::model::{Process, Thread, VmaKind};
 use belay_kernel::blob::Blob;
-use belay_kernel::direct;
+use belay_kernel::signals::Disposition;
+use belay_kernel::{direct, numbers, place, rseq};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
 use std::collections::hash_map::Entry;
@@ -133,7 +134,7 @@ pub(crate) fn become_process(
     } = prepare(cx, slot, p, helpers, &files, &sizes)?;
     load(cx, &area, &bytes).map_err(|e| RestartError::at(at("place the restorer"), e))?;
     if !cx.tree.is_below_guest(slot, cx.processes) {
-        arch::unregister_rseq().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
+        rseq::unregister().map_err(|e| RestartError::at(at("unregister rseq"), e))?;
     }
     for (word, value) in cx.shared.slot(slot).area.iter().zip([area.base, area.end]) {
         word.store(value, Ordering::Relaxed);
@@ -197,7 +198,8 @@ pub(crate) fn read_directly(extents: &HashMap<i32, Vec<Extent>>, chunks: &HashMa
 fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
     let room = cx.rebuilder.room();
     let high = |fd: RawFd| {
-        sys::dup_into(fd, &room).map_err(|e| RestartError::at(format!("process {}", p.pid), format!("descriptor in {room:?}: {e}")))
+        let held = numbers::lend(fd).and_then(|fd| sys::dup_into(fd, &room));
+        held.map_err(|e| RestartError::at(format!("process {}", p.pid), format!("descriptor in {room:?}: {e}")))
     };
     let mut pages = HashMap::new();
     for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
@@ -246,9 +248,8 @@ fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {
 fn settings(cx: &Context<'_>, p: &Process) -> Outcome<()> {
     if p.shares_handlers {
         // The one whose dispositions these are does this for itself alone: what the restart itself caused is discarded.
-        for action in [libc::SIG_IGN, libc::SIG_DFL] {
-            // SAFETY: neither is a handler.
-            unsafe { libc::signal(libc::SIGCHLD, action) };
+        for action in [Disposition::set_ignored, Disposition::set_default] {
+            action(libc::SIGCHLD);
         }
     }
     // One that had been deleted exists for the time of the rebuild, under the name it had.
@@ -265,18 +266,17 @@ fn settings(cx: &Context<'_>, p: &Process) -> Outcome<()> {
             format!("{}: {}", e.object, e.reason),
         )
     })?;
-    // SAFETY: takes a number and cannot fail.
-    unsafe { libc::umask(p.umask) };
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(p.umask));
     Ok(())
 }
 
 /// Maps the area and copies restorer and tables into it.
 fn load(cx: &Context<'_>, area: &Area, tables: &[u8]) -> std::io::Result<()> {
     let bytes = area.end - area.base;
-    arch::map_fixed(area.base, bytes, libc::PROT_READ | libc::PROT_WRITE, None)?;
     let rw = libc::PROT_READ | libc::PROT_WRITE;
+    place::map(Some(area.base), bytes, rw, 0, None)?;
     arch::unmap(area.control, cx.shared.bytes())?;
-    arch::map_fixed(area.control, cx.shared.bytes(), rw, Some(cx.shared.fd()))?;
+    place::map(Some(area.control), cx.shared.bytes(), rw, 0, Some(cx.shared.file()))?;
     // SAFETY: both ranges lie in the area that has just been mapped for them.
     unsafe {
         arch::copy_to(area.base, &cx.blob.placed_at(area.base));

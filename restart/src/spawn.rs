@@ -18,10 +18,12 @@ use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_abi::restore::STATE_FAILED;
 use belay_image::model::{Process, ProcessState, Thread};
+use belay_kernel::{limits, signals};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
@@ -122,8 +124,9 @@ impl Forest<'_> {
         let handlers = if p.shares_handlers { libc::CLONE_SIGHAND } else { 0 };
         // Never freed: the restorer unmaps it.
         let birth = Box::into_raw(Box::new(Birth { forest: self, id }));
+        let how = ((flags | handlers) as u64, companion::STACK_BYTES);
         // SAFETY: `live` never returns; forest and box live as long as this program, which the maker of the memory leaves last.
-        let made = unsafe { companion::spawn_process((flags | handlers) as u64, signal, p.pid, be_born, birth as usize) };
+        let made = unsafe { companion::spawn(how, signal, p.pid, be_born, birth as usize) };
         made.map_err(|e| self.cannot_make(&self.tree.nodes[id], &e))?;
         self.shared.note_made(id);
         Ok(())
@@ -170,7 +173,7 @@ impl Forest<'_> {
         };
         if let Role::Process(i) = node.role {
             if self.processes[i].prctl.child_subreaper {
-                sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(failed("become reaper"))?;
+                sys::become_reaper().map_err(failed("become reaper"))?;
             }
         }
         self.read_common(id)?;
@@ -289,11 +292,13 @@ struct Birth<'a> {
 
 extern "C" fn be_born(birth: usize) -> ! {
     companion::take_turn();
-    // SAFETY: `make_guest` passes the address of one that lives for ever.
-    let birth = unsafe { &*(birth as *const Birth<'_>) };
-    // SAFETY: the forest is on the stack of the agent's fork that made this one, which never returns from there.
-    let forest = unsafe { &*birth.forest };
-    forest.live(birth.id)
+    // SAFETY: `make_guest` passes the address of one that lives for ever. The forest is on the stack of the agent's fork
+    // that made this one, which never returns from there.
+    let (forest, id) = unsafe {
+        let birth = &*(birth as *const Birth<'_>);
+        (&*birth.forest, birth.id)
+    };
+    forest.live(id)
 }
 
 /// Nothing is told of how the calling process ends: no core file lies in the user's directory, and the host's handler
@@ -301,12 +306,7 @@ extern "C" fn be_born(birth: usize) -> ! {
 /// calls none either; an agent without capabilities could not read its status any more.)
 fn without_core() {
     for most in [1, 0] {
-        let none = libc::rlimit {
-            rlim_cur: most,
-            rlim_max: most,
-        };
-        // SAFETY: a live structure.
-        if unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) } == 0 {
+        if limits::set(0, libc::RLIMIT_CORE, (most, most)).is_ok() {
             break;
         }
     }
@@ -317,15 +317,13 @@ fn end_like(process: &Process, status: i32) -> ! {
     let mut comm = process.comm.as_bytes().to_vec();
     comm.truncate(15);
     comm.push(0);
-    // SAFETY: a live, terminated string.
-    unsafe { libc::prctl(libc::PR_SET_NAME, comm.as_ptr()) };
+    let _ = CStr::from_bytes_until_nul(&comm).map(rustix::thread::set_name);
     if libc::WIFSIGNALED(status) {
         let signal = libc::WTERMSIG(status);
         without_core();
-        // SAFETY: the default action is no handler.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        signals::Disposition::set_default(signal);
         let _ = sys::kill(std::process::id().cast_signed(), signal);
-        sys::sigprocmask(libc::SIG_SETMASK, 0);
+        signals::change_mask(libc::SIG_SETMASK, 0);
     }
     sys::exit_now(libc::WEXITSTATUS(status))
 }
@@ -336,19 +334,11 @@ mod tests {
 
     #[test]
     fn nobody_hears_of_how_a_zombie_ended_again() {
-        // SAFETY: the child issues system calls only.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
+        let child = belay_kernel::apart::child(|| {
             without_core();
-            let mut limit = libc::rlimit {
-                rlim_cur: 0,
-                rlim_max: 0,
-            };
-            // SAFETY: `limit` is valid for writing.
-            unsafe { libc::getrlimit(libc::RLIMIT_CORE, &mut limit) };
-            sys::exit_now(i32::from(limit.rlim_max > 1 || limit.rlim_cur != limit.rlim_max));
-        }
-        let (_, status) = sys::wait(pid, 0).unwrap();
-        assert_eq!(status, 0, "a limit by which no handler is called");
+            let limit = limits::of(0, libc::RLIMIT_CORE);
+            i32::from(!limit.is_ok_and(|(soft, hard)| hard <= 1 && soft == hard))
+        });
+        assert_eq!(child.unwrap().wait(0).unwrap(), 0, "a limit by which no handler is called");
     }
 }

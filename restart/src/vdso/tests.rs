@@ -22,9 +22,7 @@ impl Copied {
         let at = |name: &str| own.iter().find(|m| m.name == name).unwrap().start;
         let whole = span(own.iter().map(|m| m.start..m.end));
         let bytes = whole.end - whole.start;
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, prot, flags, -1, 0) } as u64;
+        let base = belay_kernel::place::map(None, bytes, libc::PROT_READ | libc::PROT_WRITE, 0, None).unwrap();
         for (name, content) in [("[vvar]", data), ("[vdso]", code)] {
             let to = (base + (at(name) - whole.start)) as *mut u8;
             // SAFETY: it lies within the new memory, whose parts are as long as the kernel's.
