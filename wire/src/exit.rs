@@ -115,7 +115,7 @@ impl Exit {
         ),
         row(
             Exit::HoldsCheckpoints,
-            "launch and run: the job directory holds checkpoints of an earlier job, or of another command",
+            "launch and run: the job directory holds checkpoints of an earlier job, or of another command; run: it is that of another command, which has ended with exit status 0",
             "`belay restart DIR`, or `belay gc --all DIR`, or another directory",
         ),
         row(
