@@ -16,7 +16,7 @@ type Test = fn(&Place) -> Result<(), Failure>;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What must be in each package.
-const FILES: [&str; 31] = [
+const FILES: [&str; 32] = [
     "usr/bin/belay",
     "usr/libexec/belay/belay-inject",
     "usr/libexec/belay/belay-restorer",
@@ -26,6 +26,7 @@ const FILES: [&str; 31] = [
     "usr/share/belay/compat/belay_levels.h",
     "usr/share/belay/compat/fti.h",
     "usr/share/belay/compat/veloc.h",
+    "usr/share/belay/compat/veloc.hpp",
     "usr/share/pkgconfig/belay.pc",
     "usr/share/belay/fortran/belay.f90",
     "usr/share/belay/python/belay.py",

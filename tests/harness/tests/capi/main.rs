@@ -343,6 +343,7 @@ fn main() {
     target.once("ranks", access::ranks);
     target.by_user("fortran", |_| true, fortran);
     target.by_user("veloc", |_| true, compat::veloc);
+    target.by_user("veloc_class", |_| true, compat::veloc_class);
     target.by_user("fti", |_| true, compat::fti);
     target.by_user("restarted", |_| true, restarted);
     target.by_user("rolled_back", |_| true, rolled_back);
