@@ -16,7 +16,7 @@ type Test = fn(&Place) -> Result<(), Failure>;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What must be in each package.
-const FILES: [&str; 32] = [
+const FILES: [&str; 34] = [
     "usr/bin/belay",
     "usr/libexec/belay/belay-inject",
     "usr/libexec/belay/belay-restorer",
@@ -29,6 +29,8 @@ const FILES: [&str; 32] = [
     "usr/share/belay/compat/veloc.hpp",
     "usr/share/pkgconfig/belay.pc",
     "usr/share/belay/fortran/belay.f90",
+    "usr/share/belay/fortran/fti.f90",
+    "usr/share/belay/fortran/fti_calls.c",
     "usr/share/belay/python/belay.py",
     "usr/share/doc/belay/docs/histories.md",
     "usr/share/doc/belay/capi/examples/reverse.c",

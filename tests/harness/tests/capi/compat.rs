@@ -22,29 +22,51 @@ const RANKS: u32 = 2;
 
 /// What `heat_veloc` and `heat_veloc_class` read.
 const VELOC: &str = "scratch = SCRATCH\npersistent = DURABLE\nmax_versions = 2\nscratch_versions = 1\nmode = async\n";
-/// What `heat_fti` reads: intervals are in minutes.
+/// What `heat_fti` and `heat_fti_module` read: intervals are in minutes.
 const FTI: &str = "[Basic]\nHead = 0\nCkpt_dir = SCRATCH # of the node\nGlbl_dir\t= DURABLE\nCkpt_L1 = 0.002\n\
                    Ckpt_L4 = 0.007\nInline_L2 = 0\nkeep_last_ckpt = 0\n[Restart]\nFailure = 0\n";
 
-/// A program of tests/programs/capi, compiled against the header of the interface.
-fn compile(place: &Place, name: &str) -> Result<PathBuf, Failure> {
-    let (lib, program) = (library(place)?, place.programs().join(name));
-    let (compiler, options, suffix): (_, &[&str], _) = match name {
-        // Open MPI's own header for C++ casts functions.
-        "heat_veloc_class" => ("mpicxx.openmpi", &["-std=c++11", "-Wno-cast-function-type"], "cpp"),
-        _ => ("mpicc.openmpi", &["-std=gnu11"], "c"),
-    };
+/// Has a compiler of Open MPI make `to` of `from`, with the headers of the interfaces and the library.
+fn make(place: &Place, compiler: &str, options: &[&str], from: &[PathBuf], to: &Path) -> Result<(), Failure> {
+    let lib = library(place)?;
     let mut c = Command::new(compiler);
     c.args(["-g", "-O1", "-Wall", "-Wextra", "-Werror"]).args(options);
-    c.arg("-o").arg(&program);
-    c.arg(repository().join("tests/programs/capi").join(name).with_extension(suffix));
     for dir in ["capi/compat", "capi/include"] {
         c.arg("-I").arg(repository().join(dir));
     }
+    c.arg("-o").arg(to).args(from);
     c.arg("-L").arg(&lib).args(["-lbelay", "-lm"]);
     c.arg(format!("-Wl,-rpath,{}", lib.display()));
     let o = output(c, patient(LIMIT))?;
-    want(o.status.success(), || format!("compile {name}: {}", text(&o)))?;
+    want(o.status.success(), || format!("{compiler}: {}: {}", to.display(), text(&o)))
+}
+
+/// A program of tests/programs/capi, compiled against the interface.
+fn compile(place: &Place, name: &str) -> Result<PathBuf, Failure> {
+    let program = place.programs().join(name);
+    let source = |suffix| repository().join("tests/programs/capi").join(name).with_extension(suffix);
+    let module = |file| repository().join("capi/fortran").join(file);
+    match name {
+        // Open MPI's own header for C++ casts functions.
+        "heat_veloc_class" => {
+            let options = ["-std=c++11", "-Wno-cast-function-type"];
+            make(place, "mpicxx.openmpi", &options, &[source("cpp")], &program)?;
+        }
+        "heat_fti_module" => {
+            let calls = place.programs().join("fti_calls.o");
+            let modules = format!("-J{}", place.programs().display());
+            make(
+                place,
+                "mpicc.openmpi",
+                &["-std=gnu11", "-c"],
+                &[module("fti_calls.c")],
+                &calls,
+            )?;
+            let from = [module("fti.f90"), source("f90"), calls];
+            make(place, "mpifort.openmpi", &["-std=f2018", &modules], &from, &program)?;
+        }
+        _ => make(place, "mpicc.openmpi", &["-std=gnu11"], &[source("c")], &program)?,
+    }
     Ok(program)
 }
 
@@ -225,4 +247,10 @@ pub(crate) fn fti(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failur
     ["snapshot", "checkpoint"]
         .iter()
         .try_for_each(|how| killed(place, user, rng, "fti", how))
+}
+
+pub(crate) fn fti_module(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    ["snapshot", "checkpoint"]
+        .iter()
+        .try_for_each(|how| killed(place, user, rng, "fti_module", how))
 }

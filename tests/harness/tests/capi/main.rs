@@ -345,6 +345,7 @@ fn main() {
     target.by_user("veloc", |_| true, compat::veloc);
     target.by_user("veloc_class", |_| true, compat::veloc_class);
     target.by_user("fti", |_| true, compat::fti);
+    target.by_user("fti_module", |_| true, compat::fti_module);
     target.by_user("restarted", |_| true, restarted);
     target.by_user("rolled_back", |_| true, rolled_back);
     target.by_user("declared", |_| true, access::declared);
