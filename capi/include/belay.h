@@ -69,6 +69,17 @@ int belay_history_region(belay_history *history, uint32_t id, void *at, size_t b
  * full; nothing that is there is lost. */
 int belay_history_put(belay_history *history, uint64_t version);
 
+/* Begins to write a version, and returns while that goes on: the memory may be read, and is changed only after
+ * belay_history_put_wait. One is written at a time: what puts, reads, drops or lists versions, or waits for them, waits
+ * for that first, and so does a belay_history_region that takes its memory away. `cu_stream` and `cu_event` are for
+ * memory of a device, and NULL without one (-ENODEV). -EEXIST: the version is there. */
+int belay_history_put_async(belay_history *history, uint64_t version, void *cu_stream, void *cu_event);
+
+/* Waits until that version is written, and the memory may be changed. The errors are those of belay_history_put, once
+ * for each version that was not written; those that nobody has asked for come from the next belay_history_wait, one each
+ * time, or from belay_history_close. -ENODATA: it was never put. */
+int belay_history_put_wait(belay_history *history, uint64_t version);
+
 /* Appends to the order of reads. Versions need not have been put yet. Reads in another order cost time, never
  * correctness. */
 int belay_history_hint(belay_history *history, const uint64_t *versions, size_t n);
@@ -121,7 +132,7 @@ int belay_history_versions(belay_history *history, uint64_t *versions, size_t ro
 
 typedef struct belay_history_stats {
     uint64_t puts, gets;           /* calls that have succeeded */
-    uint64_t put_ns, get_ns;       /* nanoseconds in puts and gets, from call to return */
+    uint64_t put_ns, get_ns;       /* nanoseconds in puts and gets, from call to return; also of those in the background */
     uint64_t put_bytes, get_bytes; /* bytes of the program */
     uint64_t hits;                 /* gets from the fastest memory */
     uint64_t from_files;           /* gets that waited for a file */

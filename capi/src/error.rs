@@ -15,6 +15,10 @@ impl Failure {
         Self { errno, why: why.into() }
     }
 
+    pub(crate) fn no_device() -> Self {
+        Self::new(libc::ENODEV, "this library knows no devices")
+    }
+
     pub(crate) fn invalid(why: &str) -> Self {
         Self::new(libc::EINVAL, why)
     }

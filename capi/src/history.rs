@@ -6,14 +6,16 @@
 use crate::error::{answer, Failure};
 use crate::options::HistoryOptions;
 use crate::regions::Regions;
-use belay_recall::{After, History, Level, Life, Shape, Span};
+use belay_recall::{After, Background, History, HistoryError, Level, Life, Shape, Span};
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 /// What `belay_history` is.
 pub(crate) struct Handle {
-    history: History,
+    history: Arc<History>,
     life: Life,
-    regions: Regions,
+    regions: Arc<Regions>,
+    background: Background,
 }
 
 /// Of the header.
@@ -51,6 +53,17 @@ unsafe fn of<'a>(handle: *const Handle) -> Result<&'a Handle, Failure> {
     let handle = unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid("there is no history"))?;
     // Before any lock, which a thread of the parent may have held.
     handle.history.is_own()?;
+    Ok(handle)
+}
+
+/// The same, when no put goes on in the background: its version is there as any other then, or is not.
+///
+/// # Safety
+/// As for [`of`].
+unsafe fn settled<'a>(handle: *const Handle) -> Result<&'a Handle, Failure> {
+    // SAFETY: as promised by the caller.
+    let handle = unsafe { of(handle) }?;
+    handle.background.settle();
     Ok(handle)
 }
 
@@ -111,9 +124,10 @@ unsafe extern "C" fn belay_history_open(options: *const HistoryOptions, handle: 
         let life = options.life;
         let history = History::open(options)?;
         *place = Box::into_raw(Box::new(Handle {
-            history,
+            history: Arc::new(history),
             life,
-            regions: Regions::default(),
+            regions: Arc::default(),
+            background: Background::default(),
         }));
         Ok(())
     };
@@ -141,7 +155,7 @@ unsafe extern "C" fn belay_history_region(handle: *const Handle, id: u32, at: *m
 unsafe extern "C" fn belay_history_put(handle: *const Handle, version: u64) -> c_int {
     let put = || {
         // SAFETY: of the header.
-        let handle = unsafe { of(handle) }?;
+        let handle = unsafe { settled(handle) }?;
         let used = handle.regions.used();
         // SAFETY: of the header: regions are memory that stays as it is during a put.
         unsafe { handle.history.put_spans(version, shape(&used.all)?, used.all.clone()) }?;
@@ -151,10 +165,50 @@ unsafe extern "C" fn belay_history_put(handle: *const Handle, version: u64) -> c
 }
 
 #[no_mangle]
+unsafe extern "C" fn belay_history_put_async(
+    handle: *const Handle,
+    version: u64,
+    cu_stream: *mut c_void,
+    cu_event: *mut c_void,
+) -> c_int {
+    let put = || {
+        // SAFETY: of the header.
+        let handle = unsafe { settled(handle) }?;
+        if !cu_stream.is_null() || !cu_event.is_null() {
+            return Err(Failure::no_device());
+        }
+        if let Ok(_) | Err(HistoryError::Damaged(_)) = handle.history.shape(version) {
+            return Err(HistoryError::Exists(version).into());
+        }
+        let (history, used) = (handle.history.clone(), handle.regions.used());
+        let shape = shape(&used.all)?;
+        handle.background.begin(version, move || {
+            // SAFETY: of the header: regions are memory that stays as it is until the put has been waited for; and `used`
+            // has it wait who gives them up.
+            unsafe { history.put_spans(version, shape, used.all.clone()) }
+        })?;
+        Ok(())
+    };
+    answer(put())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_history_put_wait(handle: *const Handle, version: u64) -> c_int {
+    let wait = || {
+        // SAFETY: of the header.
+        let handle = unsafe { of(handle) }?;
+        handle.background.end_of(version)?;
+        handle.history.shape(version)?;
+        Ok(())
+    };
+    answer(wait())
+}
+
+#[no_mangle]
 unsafe extern "C" fn belay_history_get(handle: *const Handle, version: u64, flags: u32) -> c_int {
     let get = || {
         // SAFETY: of the header.
-        let handle = unsafe { of(handle) }?;
+        let handle = unsafe { settled(handle) }?;
         let after = match (flags, handle.life) {
             (0, Life::UntilRead) | (1, _) => After::Discard,
             (0, Life::Lasting) | (2, _) => After::Keep,
@@ -212,7 +266,7 @@ unsafe extern "C" fn belay_history_prefetch(handle: *const Handle, on: c_int) ->
 unsafe extern "C" fn belay_history_size(handle: *const Handle, version: u64, id: u32, bytes: *mut usize) -> c_int {
     let size = || {
         // SAFETY: of the header.
-        let (handle, place) = unsafe { (of(handle)?, into(bytes)?) };
+        let (handle, place) = unsafe { (settled(handle)?, into(bytes)?) };
         let part = handle.history.shape(version)?.part(id);
         let part = part.ok_or_else(|| Failure::new(libc::ENOENT, &format!("version {version} has no region {id}")))?;
         *place = part as usize;
@@ -231,7 +285,7 @@ unsafe extern "C" fn belay_history_regions(
 ) -> c_int {
     let regions = || {
         // SAFETY: of the header.
-        let (handle, n) = unsafe { (of(handle)?, into(n)?) };
+        let (handle, n) = unsafe { (settled(handle)?, into(n)?) };
         let shape = handle.history.shape(version)?;
         let all: Vec<u32> = shape.parts().iter().map(|(id, _)| *id).collect();
         // SAFETY: of the header: a place for `room` numbers.
@@ -245,16 +299,16 @@ unsafe extern "C" fn belay_history_regions(
 #[no_mangle]
 unsafe extern "C" fn belay_history_drop(handle: *const Handle, version: u64) -> c_int {
     // SAFETY: of the header.
-    answer(unsafe { of(handle) }.and_then(|h| Ok(h.history.drop_version(version)?)))
+    answer(unsafe { settled(handle) }.and_then(|h| Ok(h.history.drop_version(version)?)))
 }
 
 #[no_mangle]
 unsafe extern "C" fn belay_history_wait(handle: *const Handle, level: u32) -> c_int {
     let wait = || {
         // SAFETY: of the header.
-        let handle = unsafe { of(handle) }?;
+        let handle = unsafe { settled(handle) }?;
         handle.history.wait(self::level(level)?)?;
-        Ok(())
+        Ok(handle.background.failure()?)
     };
     answer(wait())
 }
@@ -264,7 +318,8 @@ unsafe extern "C" fn belay_history_is_at(handle: *const Handle, level: u32) -> c
     let is_at = || {
         // SAFETY: of the header.
         let handle = unsafe { of(handle) }?;
-        Ok(handle.history.is_at(self::level(level)?)?)
+        let level = self::level(level)?;
+        Ok(!handle.background.is_busy() && handle.history.is_at(level)?)
     };
     match is_at() {
         Ok(yes) => c_int::from(yes),
@@ -276,7 +331,7 @@ unsafe extern "C" fn belay_history_is_at(handle: *const Handle, level: u32) -> c
 unsafe extern "C" fn belay_history_versions(handle: *const Handle, versions: *mut u64, room: usize, n: *mut usize) -> c_int {
     let versions = || {
         // SAFETY: of the header.
-        let (handle, n) = unsafe { (of(handle)?, into(n)?) };
+        let (handle, n) = unsafe { (settled(handle)?, into(n)?) };
         let all = handle.history.versions()?;
         // SAFETY: of the header: a place for `room` numbers.
         unsafe { give(&all, versions, room) }?;
@@ -321,9 +376,21 @@ unsafe extern "C" fn belay_history_close(handle: *mut Handle) -> c_int {
             return Err(Failure::invalid("there is no history"));
         }
         // SAFETY: of the header: made by `belay_history_open`, and not used any more.
-        let handle = unsafe { Box::from_raw(handle) };
-        handle.history.close()?;
-        Ok(())
+        let Handle { history, background, .. } = *unsafe { Box::from_raw(handle) };
+        let put = match history.is_own() {
+            Ok(()) => background.end(),
+            // A child has not got the thread that is to be joined.
+            Err(_) => {
+                std::mem::forget(background);
+                Ok(())
+            }
+        };
+        match Arc::into_inner(history) {
+            Some(history) => history.close()?,
+            // Of a child that was forked during a put.
+            None => return Err(HistoryError::Forked.into()),
+        }
+        Ok(put?)
     };
     answer(close())
 }

@@ -43,7 +43,7 @@ impl HistoryOptions {
             .to_str()
             .map_err(|_| Failure::invalid("the name of a history is UTF-8"))?;
         if self.device != 0 {
-            return Err(Failure::new(libc::ENODEV, "this library knows no devices"));
+            return Err(Failure::no_device());
         }
         if self.device_bytes != 0 || self.reserved != [0; 8] {
             return Err(Failure::invalid("an option that this library does not know is not 0"));

@@ -2,7 +2,7 @@
 
 use belay_recall::Span;
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 pub(crate) struct Regions {
@@ -21,20 +21,20 @@ struct Now {
 }
 
 /// The regions as they were when a put or get began; none of their memory is given up before it ends.
-pub(crate) struct Used<'a> {
-    of: &'a Regions,
+pub(crate) struct Used {
+    of: Arc<Regions>,
     changes: u64,
     pub(crate) all: Vec<(u32, Span)>,
 }
 
 impl Regions {
     /// What a put or get that begins now has to do with.
-    pub(crate) fn used(&self) -> Used<'_> {
+    pub(crate) fn used(self: &Arc<Self>) -> Used {
         let mut now = self.lock();
         let changes = now.changes;
         *now.used.entry(changes).or_default() += 1;
         Used {
-            of: self,
+            of: self.clone(),
             changes,
             all: now.all.iter().map(|(id, span)| (*id, *span)).collect(),
         }
@@ -62,7 +62,7 @@ impl Regions {
     }
 }
 
-impl Drop for Used<'_> {
+impl Drop for Used {
     fn drop(&mut self) {
         let mut now = self.of.lock();
         if let Some(n) = now.used.get_mut(&self.changes) {
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn memory_is_given_up_when_nobody_is_at_it() {
-        let regions = Regions::default();
+        let regions = Arc::new(Regions::default());
         let span = |at: usize| Some(Span::new(std::ptr::without_provenance_mut(at), 8));
         regions.set(1, span(64));
         let before = regions.used();

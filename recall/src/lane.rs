@@ -9,9 +9,14 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Starts a thread. It takes no signals: those are the program's.
+/// Starts the thread of a lane.
 pub(crate) fn start(shared: &Arc<Shared>, lane: Lane) -> Result<JoinHandle<()>, HistoryError> {
     let (shared, way) = (shared.clone(), if lane.up { "up" } else { "down" });
+    start_thread(format!("belay-{way}-{}", lane.link), move || run(&shared, lane))
+}
+
+/// Starts a thread. It takes no signals: those are the program's.
+pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HistoryError> {
     let mut old = MaybeUninit::uninit();
     // SAFETY: both sets are ours, and the first is filled by `sigfillset`; the old one is put back below.
     unsafe {
@@ -19,8 +24,7 @@ pub(crate) fn start(shared: &Arc<Shared>, lane: Lane) -> Result<JoinHandle<()>, 
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    let name = format!("belay-{way}-{}", lane.link);
-    let thread = std::thread::Builder::new().name(name).spawn(move || run(&shared, lane));
+    let thread = std::thread::Builder::new().name(name).spawn(run);
     // SAFETY: `pthread_sigmask` has filled the old set.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
     thread.map_err(HistoryError::io("start a thread"))

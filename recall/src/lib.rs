@@ -17,11 +17,13 @@
 //! | `lane` | the threads |
 //! | `shape`, `span` | the parts of a version, and lists of memory |
 //! | `calls` | put and get |
+//! | `background` | puts that go on when their call has returned |
 //! | `clock` | time that goes forward only |
 //!
 //! A copy is carried out without the lock. Room of a version that is dropped while a copy of it is under way would be
 //! given to another at once; so such copies are ended first, and the planner is told afterwards (`desk::halt`).
 
+mod background;
 mod calls;
 mod clock;
 mod desk;
@@ -37,6 +39,7 @@ mod record;
 mod shape;
 mod span;
 
+pub use background::Background;
 pub use belay_history::life::After;
 pub use error::HistoryError;
 pub use options::{Layout, Life, Options};

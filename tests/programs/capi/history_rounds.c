@@ -1,4 +1,4 @@
-// A history under belay: new versions in each round, and old ones read again; all are kept. history_rounds DIRECTORY
+// A history under belay: new versions in each round, every second one in the background, and old ones read again; all are kept. history_rounds DIRECTORY
 #include "../check.h"
 #include <belay.h>
 
@@ -29,7 +29,13 @@ int main(int argc, char **argv) {
         // Enough to be larger than memory, not than the disk.
         if (v < 200) {
             for (size_t i = 0; i < WORDS; i++) words[i] = word(v, i);
-            must("put", belay_history_put(h, v++));
+            if (v % 2) {
+                must("put_async", belay_history_put_async(h, v, NULL, NULL));
+                nap_us(v * 7919 % 1000);
+                must("put_wait", belay_history_put_wait(h, v++));
+            } else {
+                must("put", belay_history_put(h, v++));
+            }
         }
         read_again((v * 7919) % v);
         nap_us(500);

@@ -99,8 +99,18 @@ fn example(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 }
 
 fn misuse(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let source = repository().join("tests/programs/capi/misuse.c");
-    let name = format!("misuse.{}", user.name());
+    checks_itself(place, user, "misuse")
+}
+
+/// Puts that go on when their call has returned.
+fn background(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    checks_itself(place, user, "background")
+}
+
+/// A program of tests/programs/capi that ends well if all is well.
+fn checks_itself(place: &Place, user: User, name: &str) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi").join(name).with_extension("c");
+    let name = format!("{name}.{}", user.name());
     let program = compile(place, &source, &name, SANITIZED)?;
     let work = place.work(&name, user)?;
     run(user, &program, &[&work.display().to_string()]).map(|_| ())
@@ -122,7 +132,7 @@ fn documents(place: &Place, _: &mut Rng) -> Result<(), Failure> {
         }
         count += 1;
     }
-    want(count == 3, || format!("{count} programs in the pages"))
+    want(count == 4, || format!("{count} programs in the pages"))
 }
 
 /// A program in Python, and the one in docs/histories.md.
@@ -336,6 +346,7 @@ fn main() {
     target.in_turn();
     target.by_user("example", |_| true, example);
     target.by_user("misuse", |_| true, misuse);
+    target.by_user("background", |_| true, background);
     target.once("documents", documents);
     target.once("plus_plus", plus_plus);
     target.by_user("python", |_| true, python);
