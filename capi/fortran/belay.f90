@@ -11,7 +11,7 @@ module belay
     public :: belay_history_open, belay_history_region, belay_history_put, belay_history_hint, belay_history_hint_sized
     public :: belay_history_hint_replace, belay_history_prefetch, belay_history_size, belay_history_regions, belay_history_get
     public :: belay_history_drop, belay_history_wait, belay_history_is_at, belay_history_versions, belay_history_get_stats
-    public :: belay_history_close
+    public :: belay_history_put_async, belay_history_put_wait, belay_history_close
 
     ! policy
     integer(c_int32_t), parameter, public :: BELAY_H_OURS = 0, BELAY_H_SCORE = 1, BELAY_H_LRU = 2, BELAY_H_BELADY = 3
@@ -64,6 +64,21 @@ module belay
         end function
 
         function belay_history_put(history, version) bind(c) result(answer)
+            import :: c_int, c_int64_t, c_ptr
+            type(c_ptr), value :: history
+            integer(c_int64_t), value :: version
+            integer(c_int) :: answer
+        end function
+
+        ! `stream` and `event` are c_null_ptr. Memory that is written so has the attribute asynchronous beside target.
+        function belay_history_put_async(history, version, stream, event) bind(c) result(answer)
+            import :: c_int, c_int64_t, c_ptr
+            type(c_ptr), value :: history, stream, event
+            integer(c_int64_t), value :: version
+            integer(c_int) :: answer
+        end function
+
+        function belay_history_put_wait(history, version) bind(c) result(answer)
             import :: c_int, c_int64_t, c_ptr
             type(c_ptr), value :: history
             integer(c_int64_t), value :: version

@@ -82,6 +82,8 @@ def _load():
         "open": [p(_Options), p(_handle)],
         "region": [_handle, _u32, ctypes.c_void_p, _size],
         "put": [_handle, _u64],
+        "put_async": [_handle, _u64, ctypes.c_void_p, ctypes.c_void_p],
+        "put_wait": [_handle, _u64],
         "get": [_handle, _u64, _u32],
         "hint": [_handle, p(_u64), _size],
         "hint_sized": [_handle, p(_u64), p(_u64), _size],
@@ -177,6 +179,14 @@ class History:
     def put(self, version):
         """Writes a version."""
         self._call("put", version)
+
+    def put_async(self, version):
+        """Begins to write a version: the regions may be read meanwhile, and are changed only after put_wait."""
+        self._call("put_async", version, None, None)
+
+    def put_wait(self, version):
+        """Waits until that version is written."""
+        self._call("put_wait", version)
 
     def get(self, version, flags=0):
         """Reads a version into the regions. DISCARD: it is not needed any more; KEEP: it is; without either as `keep` of the history says."""

@@ -3,7 +3,7 @@ program history_all
     use, intrinsic :: iso_c_binding
     use belay
     implicit none
-    integer(c_int64_t), target :: whole(50000), part(7)
+    integer(c_int64_t), target, asynchronous :: whole(50000), part(7)
     integer(c_int64_t) :: all(20), v
     integer(c_int32_t) :: ids(3)
     integer(c_size_t) :: n
@@ -25,9 +25,17 @@ program history_all
     do v = 1, 10
         whole = v
         part = -v
-        call must(belay_history_put(h, v))
+        if (mod(v, 2_c_int64_t) == 0) then
+            call must(belay_history_put_async(h, v, c_null_ptr, c_null_ptr))
+            call must(belay_history_put_wait(h, v))
+        else
+            call must(belay_history_put(h, v))
+        end if
     end do
     call fails(belay_history_put(h, 3_c_int64_t), "version 3 is there already")
+    call fails(belay_history_put_async(h, 4_c_int64_t, c_null_ptr, c_null_ptr), "version 4 is there already")
+    call fails(belay_history_put_async(h, 40_c_int64_t, c_loc(part), c_null_ptr), "no devices")
+    call fails(belay_history_put_wait(h, 40_c_int64_t), "version 40 is unknown")
     call must(belay_history_wait(h, BELAY_H_DURABLE))
     if (belay_history_is_at(h, BELAY_H_DURABLE) /= 1) error stop "not there after a wait"
     call fails(belay_history_is_at(h, 9), "no such level")

@@ -32,7 +32,13 @@ def reverse(dir):
         for step in range(200):
             field[:] = array.array("d", [step + 1e-6 * i for i in range(20000)])
             number[:] = step.to_bytes(8, "little")
-            history.put(step)
+            if step % 2:
+                history.put_async(step)
+                history.put_wait(step)
+            else:
+                history.put(step)
+        raises(FileExistsError, errno.EEXIST, history.put_async, 3)
+        raises(OSError, errno.ENODATA, history.put_wait, 999)
         raises(BufferError, None, number.extend, b"more")
         for step in reversed(range(200)):
             history.get(step)
