@@ -64,3 +64,19 @@ pub struct SchedMore {
     #[serde(default)]
     pub clamps: Option<(u32, u32)>,
 }
+
+/// Scheduling attributes of a thread.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Sched {
+    /// `SCHED_*`.
+    pub policy: i32,
+    /// Nice value.
+    pub nice: i32,
+    /// Real-time priority.
+    pub rt_priority: i32,
+    /// Whether SCHED_RESET_ON_FORK is set.
+    pub reset_on_fork: bool,
+    /// What else is set.
+    #[serde(default)]
+    pub more: SchedMore,
+}

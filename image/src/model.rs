@@ -3,7 +3,7 @@
 //! Descriptors, their descriptions and shared memory objects are not here: the `plugins` crate owns their types and stores them
 //! in a section of their own. A [`Vma`] refers to a shared object by [`ObjectId`], as the descriptors do.
 
-use crate::attributes::{Own, Placement, Policy, SchedMore, ThreadPrctl};
+use crate::attributes::{Own, Placement, Policy, Sched, ThreadPrctl};
 use crate::blobs::BlobRef;
 use crate::extents::PAGE;
 use crate::name::Name;
@@ -585,20 +585,4 @@ pub struct Thread {
     /// Its execution domain, where that is not what is said of the process.
     #[serde(default)]
     pub personality: Option<u64>,
-}
-
-/// Scheduling attributes of a thread.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Sched {
-    /// `SCHED_*`.
-    pub policy: i32,
-    /// Nice value.
-    pub nice: i32,
-    /// Real-time priority.
-    pub rt_priority: i32,
-    /// Whether SCHED_RESET_ON_FORK is set.
-    pub reset_on_fork: bool,
-    /// What else is set.
-    #[serde(default)]
-    pub more: SchedMore,
 }

@@ -8,6 +8,7 @@
 use crate::memory::held::{self, nameless, Inode};
 use crate::memory::mappings::{Identities, LOST};
 use crate::CaptureError;
+use belay_access::live;
 use belay_image::extents::{self, Extent, PAGE};
 use belay_image::identity::{self, Nameless};
 use belay_image::model::{FileIdentity, MappedFile, Process, Vma, VmaKind};
@@ -195,25 +196,13 @@ fn wants(processes: &[Process]) -> Vec<Want<'_>> {
             add(p.pid, &p.exe, identity, None);
         }
     }
-    out.iter_mut().for_each(|w| merge(&mut w.ranges));
+    out.iter_mut().for_each(|w| live::join(&mut w.ranges));
     out
 }
 
 /// Whether `path` leads to the file that has been seen there.
 fn leads_to(path: &Path, seen: Option<Inode>) -> bool {
     std::fs::metadata(path).is_ok_and(|m| seen.is_some_and(|seen| seen.is_same_file(&Inode::of(&m))))
-}
-
-/// Sorts ranges and joins those that meet.
-fn merge(ranges: &mut Vec<(u64, u64)>) {
-    ranges.sort_unstable();
-    ranges.dedup_by(|next, last| {
-        let meets = next.0 <= last.1;
-        if meets {
-            last.1 = last.1.max(next.1);
-        }
-        meets
-    });
 }
 
 /// Stores a file at `at`, which is `held` where no path ever leads to it, or `open`. `None`: it is not one to be stored,
@@ -321,7 +310,7 @@ mod tests {
     #[test]
     fn ranges_that_meet_are_joined() {
         let mut ranges = vec![(8, 9), (0, 4), (4, 6), (1, 2), (9, 12)];
-        merge(&mut ranges);
+        live::join(&mut ranges);
         assert_eq!(ranges, [(0, 6), (8, 12)]);
     }
 }

@@ -11,7 +11,7 @@ use crate::state::wait::Wait;
 use crate::stop::stopped::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::ThreadTable;
-use belay_image::attributes::{Own, SchedMore, ThreadPrctl};
+use belay_image::attributes::{Own, Sched, SchedMore, ThreadPrctl};
 use belay_image::model;
 use belay_image::name::Name;
 use belay_kernel::dir::Dir;
@@ -278,7 +278,7 @@ fn thread(
         rseq: state.rseq,
         pdeathsig: table.pdeathsig,
         timer_slack_ns: table.timer_slack,
-        sched: model::Sched {
+        sched: Sched {
             policy: i32::try_from(table.sched.policy).unwrap_or(0),
             nice: table.sched.nice,
             rt_priority: i32::try_from(table.sched.priority).unwrap_or(0),
@@ -406,7 +406,7 @@ pub(crate) fn exited_main(pid: i32, comm: &OsStr) -> Result<model::Thread, Captu
         rseq: (0, 0, 0),
         pdeathsig: 0,
         timer_slack_ns: 0,
-        sched: model::Sched::default(),
+        sched: Sched::default(),
         affinity: Vec::new(),
         ioprio: 0,
         exited: Some(stat.exit_code),
