@@ -21,6 +21,9 @@ const STOPPED: char = 'T';
 /// How often something else is done while an answer is waited for.
 const TURN: Duration = Duration::from_millis(50);
 
+/// After so long the log says what the thread does whose answer is waited for.
+const LONG: Duration = Duration::from_secs(10);
+
 /// The part of a control page that does not change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Head {
@@ -286,6 +289,7 @@ impl Page {
         limit: Duration,
         meanwhile: &dyn Fn() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
+        let mut long = Some(Instant::now() + LONG);
         loop {
             let value = self.serve(self.given).load(Ordering::SeqCst);
             let answer = self.answer().load(Ordering::SeqCst);
@@ -305,9 +309,35 @@ impl Page {
             if left.is_zero() {
                 return self.late(limit);
             }
+            if long.is_some_and(|at| at <= Instant::now()) {
+                long = None;
+                self.log_wait(value);
+            }
             futex::wait(self.serve(self.given), value, left.min(TURN));
             meanwhile()?;
         }
+    }
+
+    /// Says in the log that the answer takes long, and where the thread is that serves the page: the holder of `value` or
+    /// of the other word.
+    fn log_wait(&self, value: u32) {
+        let other = self.serve(control::order(control::number(self.given) + 1, 0));
+        let holder = [value, other.load(Ordering::SeqCst)].map(|held| held & !(control::WAITERS | control::DIED));
+        let thread = holder.into_iter().find(|tid| *tid != 0).unwrap_or(0);
+        let of = |name: &str| proc::text(format!("/proc/{}/task/{thread}/{name}", self.pid)).unwrap_or_else(|e| e.to_string());
+        tracing::warn!(
+            pid = self.pid,
+            library = self.name,
+            order = self.given,
+            is = self.order().load(Ordering::SeqCst),
+            answer = self.answer().load(Ordering::SeqCst),
+            hold = ?[0, 1].map(|order| self.held(control::order(order, 0)).load(Ordering::SeqCst)),
+            serve = ?[0, 1].map(|order| self.serve(control::order(order, 0)).load(Ordering::SeqCst)),
+            thread,
+            call = of("syscall").trim_end(),
+            waits_in = of("wchan"),
+            "a library has not answered for 10 s"
+        );
     }
 
     fn answered(&mut self) -> Result<(), Refusal> {

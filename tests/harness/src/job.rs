@@ -314,25 +314,37 @@ impl Job {
         Beats::from_now(self.beat_file()).wait(|| if start.elapsed() > patience { late() } else { Ok(()) })
     }
 
-    /// What each process of the job is doing, for a hang's message.
+    /// What each thread of the job is doing and what its log says last, for a hang's message.
     pub fn stuck(&self) -> String {
-        let mut s = String::from("processes:");
+        let mut s = String::from("threads:");
         for p in self.pid().map(procs::tree).unwrap_or_default() {
-            let read = |f: &str| std::fs::read_to_string(format!("/proc/{p}/{f}")).unwrap_or_default();
-            let state = read("status")
-                .lines()
-                .find(|l| l.starts_with("State"))
-                .unwrap_or_default()
-                .to_owned();
-            s.push_str(&format!(
-                " [{p} {} {} wchan {} syscall {}]",
-                read("comm").trim(),
-                state.replace('\t', " "),
-                read("wchan"),
-                read("syscall").split(' ').next().unwrap_or_default().trim()
-            ));
+            for t in procs::threads(p) {
+                let read = |f: &str| std::fs::read_to_string(format!("/proc/{p}/task/{t}/{f}")).unwrap_or_default();
+                let (stat, call) = (read("stat"), read("syscall"));
+                let state = stat.rsplit_once(") ").map_or("?", |(_, rest)| &rest[..1]);
+                let call: Vec<&str> = call.split_whitespace().take(4).collect();
+                s.push_str(&format!(
+                    " [{p} {t} {} {state} wchan {} syscall {}]",
+                    read("comm").trim(),
+                    read("wchan"),
+                    call.join(" ")
+                ));
+            }
+        }
+        s.push_str("; log:");
+        for line in self.log().lines().rev().take(6).collect::<Vec<_>>().into_iter().rev() {
+            s.push_str(&format!("\n{line}"));
         }
         s
+    }
+
+    /// The newest log in the job directory.
+    fn log(&self) -> String {
+        let logs = std::fs::read_dir(self.dir().join("log")).into_iter().flatten().flatten();
+        let newest = logs
+            .map(|f| f.path())
+            .max_by_key(|p| p.metadata().and_then(|m| m.modified()).ok());
+        newest.and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default()
     }
 
     /// Kills every process of the job, launcher included, with SIGKILL.

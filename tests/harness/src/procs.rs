@@ -122,10 +122,16 @@ pub fn kill_tree(root: i32) {
 
 /// Whether all threads of process `pid` are stopped, by a signal or a tracer, or gone.
 fn stands(pid: i32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let states = threads.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
+    let stat = |tid: i32| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
+    let states = threads(pid).into_iter().filter_map(|tid| stat(tid).ok());
     let mut letters = states.filter_map(|stat| stat.rsplit_once(") ")?.1.chars().next());
     letters.all(|letter| "TtZX".contains(letter))
+}
+
+/// The threads of process `pid`.
+pub fn threads(pid: i32) -> Vec<i32> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// The name of process `pid`.
