@@ -6,7 +6,7 @@
 pub use crate::description::{Description, Differential};
 use crate::lock::{held_by, LockFile};
 pub use crate::lock::{Holder, Lock};
-use crate::{sys, Failure};
+use crate::{shell, sys, Failure};
 use belay_image::files;
 use belay_kernel::dir::{self, Dir};
 use belay_kernel::trust::{self, Untrusted};
@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-const JOB: &str = "job.json";
+/// The description of the job, by which its directory is known.
+pub const JOB: &str = "job.json";
 /// What becomes `job.json` when it is whole.
 const NEW_JOB: &str = ".job.json.new";
 const LOCK: &str = "lock";
@@ -234,6 +235,11 @@ impl JobDir {
         &self.path
     }
 
+    /// The path as a person types it at a shell.
+    pub fn shown(&self) -> String {
+        shell::typed(&self.path.to_string_lossy())
+    }
+
     /// The log directory.
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
@@ -339,7 +345,7 @@ impl JobDir {
     }
 
     fn held(&self, holder: &Holder) -> Failure {
-        let (at, holder) = (self.path.display(), &holder.word);
+        let (at, holder) = (self.shown(), &holder.word);
         Failure::new(
             Exit::AlreadyRunning,
             format!("{at} is in use: {holder} is already at work there; belay status {at} says what goes on"),
@@ -347,7 +353,7 @@ impl JobDir {
     }
 
     fn already_running(&self) -> Failure {
-        let at = self.path.display();
+        let at = self.shown();
         Failure::new(
             Exit::AlreadyRunning,
             format!(

@@ -35,6 +35,7 @@ pub mod redundancy;
 mod relay;
 pub mod removal;
 pub mod restart;
+mod shell;
 mod state;
 pub mod sys;
 pub mod tiers;

@@ -104,7 +104,7 @@ impl Gone {
 
     /// Removes the chunks in `dir`, that of `job` or of a part of it, that no generation there needs.
     fn collect(&mut self, job: &Path, dir: &JobDir, all: bool) -> Result<(), Failure> {
-        let (at, gen, store) = (dir.path().display(), dir.generations(), Store::of_job(dir.path()));
+        let (at, gen, store) = (dir.shown(), dir.generations(), Store::of_job(dir.path()));
         if let Some(number) = record::missing(job, &gen)?.filter(|_| !all) {
             self.stays.push(format!(
                 "{at}: chunks stay: generation {number}, which is redundant, is not on this host, and they may be its"

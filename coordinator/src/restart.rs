@@ -278,7 +278,7 @@ fn age(dir: &JobDir, number: u64) -> String {
 
 /// The failure of a restart for which each of `damaged` was tried.
 fn none_whole(dir: &JobDir, damaged: &[(u64, Failure)]) -> Failure {
-    let at = dir.path().display();
+    let at = dir.shown();
     let each: Vec<String> = damaged.iter().map(|(n, why)| format!("generation {n}: {why}")).collect();
     Failure::new(
         Exit::Damaged,
@@ -348,7 +348,7 @@ pub fn candidates(
     if let Some(number) = wanted {
         found.retain(|n| *n == number);
         if found.is_empty() {
-            let at = dir.path().display();
+            let at = dir.shown();
             return Err(Failure::new(
                 Exit::NoGeneration,
                 format!("{at} has no generation {number}; see belay list {at}"),
@@ -391,7 +391,7 @@ fn prefer_complete(dir: &JobDir, known: &[Option<Known>], order: &mut Vec<u64>, 
 
 /// The failure where there is nothing to restart, and perhaps a `problem` with a tier.
 fn no_checkpoint(dir: &JobDir, problem: Option<(Exit, String)>) -> Failure {
-    let at = dir.path().display();
+    let at = dir.shown();
     match problem {
         Some((exit, problem)) => Failure::new(exit, format!("{at} holds no checkpoint, and {problem}")),
         None => Failure::new(

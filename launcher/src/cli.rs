@@ -9,7 +9,8 @@ use belay_coordinator::interval::{parse_duration, Interval};
 use belay_coordinator::levels::Pace;
 use belay_coordinator::redundancy::Redundancy;
 use belay_storage::place::rule::Policy;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::Resettable;
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 pub(crate) use inner::{Agent, Gpu, Rank, Store, Upkeep};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -26,6 +27,14 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Parses the command line. A variable that is empty counts as one that is not set.
+pub(crate) fn parse() -> Result<Cli, clap::Error> {
+    let is_empty = |a: &Arg| a.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    let heed = move |a: Arg| if is_empty(&a) { a.env(Resettable::Reset) } else { a };
+    let command = Cli::command().mut_subcommands(|c| c.mut_args(heed));
+    Cli::from_arg_matches(&command.try_get_matches()?)
 }
 
 /// The subcommands.

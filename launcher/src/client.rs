@@ -38,7 +38,7 @@ pub(crate) fn call(dir: &Path, request: &Request) -> Result<Call, Failure> {
 }
 
 fn call_in(dir: &JobDir, request: &Request) -> Result<Call, Failure> {
-    let at = dir.path().display().to_string();
+    let at = dir.shown();
     let lost = |e: &io::Error| match e.kind() {
         io::ErrorKind::TimedOut => silent(&at),
         _ => Failure::io(format!("talk to the agent of {at}"), e),
@@ -76,7 +76,7 @@ fn silent(at: &str) -> Failure {
 
 /// Nobody listened at the control socket, when `before` had just been found to have the job's lock.
 fn nobody(dir: &JobDir, before: Option<Holder>) -> Failure {
-    let at = dir.path().display();
+    let at = dir.shown();
     let after = dir.holder();
     let changed = after != before;
     let has_none = tiers::held(dir).is_ok_and(|held| held == 0);
@@ -106,7 +106,7 @@ fn is_end(e: &io::Error) -> bool {
 }
 
 fn ended(dir: &JobDir) -> Failure {
-    let at = dir.path().display();
+    let at = dir.shown();
     let message = format!("the agent of {at} ended before it answered; see belay status {at} and {at}/log");
     Failure::new(Exit::ProgramEnded, message)
 }
@@ -114,7 +114,7 @@ fn ended(dir: &JobDir) -> Failure {
 impl Call {
     /// Waits for the result; `progress` receives what comes before it. A failure that the agent reports is the error.
     pub(crate) fn result(&mut self, progress: &mut dyn FnMut(&Event)) -> Result<Event, Failure> {
-        let at = self.dir.path().display();
+        let at = self.dir.shown();
         for event in self.events.by_ref() {
             match event {
                 Ok(Event::Failed { exit, message, passing }) => {
@@ -136,7 +136,7 @@ impl Call {
             Exit::Protocol,
             format!(
                 "the agent of {} gave another answer than asked for: {event:?}",
-                self.dir.path().display()
+                self.dir.shown()
             ),
         )
     }

@@ -6,7 +6,7 @@ use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::format::{Screen, Tone};
 use crate::progress::Show;
-use crate::{format, inspect, report, start};
+use crate::{format, inspect, manual, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::Redundancy;
@@ -378,7 +378,7 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
     tiers::check_level(&description, Level::Durable)?;
     let _lock = dir.lock()?;
     let all = generations::list(&dir.generations())?;
-    let at = dir.path().display();
+    let at = dir.shown();
     let none = || Failure::new(Exit::NoCheckpoint, format!("{at} holds no whole checkpoint"));
     let newest = all.iter().rfind(|g| g.is_whole()).ok_or_else(none)?;
     let flushed = tiers::flush_at_rest(&dir, &description, newest, |durable, control| {
@@ -478,7 +478,7 @@ fn generate(args: &cli::Generate) -> Result<u8, Failure> {
     let fail = |e| Failure::io(format!("write into {}", args.dir.display()), &e);
     std::fs::create_dir_all(&args.dir).map_err(fail)?;
     match args.what {
-        Generated::Man => clap_mangen::generate_to(cli::Cli::command(), &args.dir).map_err(fail)?,
+        Generated::Man => manual::write_pages(&args.dir).map_err(fail)?,
         Generated::Completions => {
             use clap_complete::Shell::{Bash, Fish, Zsh};
             for shell in [Bash, Zsh, Fish] {

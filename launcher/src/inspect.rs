@@ -1,7 +1,7 @@
 //! `belay inspect`: what an image holds, as text.
 
 use crate::format;
-use belay_coordinator::jobdir::become_owner;
+use belay_coordinator::jobdir::{become_owner, JOB};
 use belay_coordinator::{generations, sys, Failure};
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
 use belay_image::model::{Job, MappedFile, Process, ProcessState, VmaKind};
@@ -24,6 +24,13 @@ pub(crate) fn describe(image: &Path) -> Result<String, Failure> {
         Some(MANIFEST_FILE) => directory(image.parent().unwrap_or(Path::new("."))),
         Some(name) if name.ends_with(".bidx") => index(image),
         Some(name) if name.ends_with(".bpar") => group(image),
+        Some(name) if name.ends_with(".bpg") => Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "{} holds pages, and not whose they are: name the generation's directory or its pages-*.bidx",
+                image.display()
+            ),
+        )),
         _ => sections(image),
     }
 }
@@ -81,13 +88,18 @@ fn generation_of(dir: &Path) -> Result<PathBuf, Failure> {
     }
     match generations::list(&dir.join("gen"))?.pop() {
         Some(g) => Ok(g.path),
-        None => Err(Failure::new(
-            Exit::NoCheckpoint,
-            format!(
+        None => {
+            let exit = if dir.join(JOB).exists() {
+                Exit::NoCheckpoint
+            } else {
+                Exit::NoJob
+            };
+            let why = format!(
                 "{} is neither a generation nor a job directory with checkpoints",
                 dir.display()
-            ),
-        )),
+            );
+            Err(Failure::new(exit, why))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod commands;
 mod format;
 mod inspect;
 mod logging;
+mod manual;
 mod progress;
 mod report;
 mod start;
@@ -18,7 +19,6 @@ mod start;
 use belay_coordinator::nodes::standin;
 use belay_coordinator::{sys, Failure};
 use belay_wire::Exit;
-use clap::Parser;
 use std::ffi::OsString;
 
 /// Entry, called by the C runtime.
@@ -42,13 +42,22 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
             }
         };
     }
-    let cli = match cli::Cli::try_parse() {
+    let cli = match cli::parse() {
         Ok(cli) => cli,
-        Err(e) => {
-            let code = if e.use_stderr() { Exit::Usage.code() } else { 0 };
-            // A reader that has gone away is no reason to fail.
+        Err(e) if e.use_stderr() => {
+            // There is nobody left to tell.
             drop(e.print());
-            return code.into();
+            return Exit::Usage.code().into();
+        }
+        Err(help) => {
+            return match help.print() {
+                // A reader that has gone away is no reason to fail.
+                Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+                    sys::say(&format!("write to standard output: {e}"));
+                    Exit::Io.code().into()
+                }
+                _ => 0,
+            };
         }
     };
     // With cap_checkpoint_restore only a restart can do anything, and the job's agent must be like its processes.

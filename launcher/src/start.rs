@@ -38,7 +38,7 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     let description = described(&args, &limits)?;
     let dir = JobDir::create(&args.ckpt_dir)?;
     let lock = dir.lock()?;
-    another::refuse_earlier(dir.path(), tiers::held(&dir)?)?;
+    another::refuse_earlier(&dir, tiers::held(&dir)?)?;
     let end = launch_in(&dir, lock, (config, description), args, false)?;
     finish(&dir, end.status(), modes)
 }
@@ -268,8 +268,8 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         _ => tiers::held(&dir)?,
     };
     old.as_ref()
-        .map_or(Ok(()), |old| another::refuse_other(dir.path(), (old, &new), held))?;
-    let at = dir.path().display();
+        .map_or(Ok(()), |old| another::refuse_other(&dir, (old, &new), held))?;
+    let at = dir.shown();
     let restarts = args.launch.across_hosts && args.again < args.restarts;
     let end = match old {
         Some(old) if old.wait_status == Some(0) => {
@@ -360,7 +360,7 @@ fn held_anywhere(dir: &JobDir, d: &Description) -> Result<usize, Failure> {
             exit,
             format!(
                 "{} has no checkpoint, and it cannot be seen whether a tier has one: {problem}; belay launch begins anew",
-                dir.path().display()
+                dir.shown()
             ),
         )),
         (held, _) => Ok(held),
@@ -587,7 +587,7 @@ fn finish(dir: &JobDir, status: i32, modes: Option<sys::TerminalModes>) -> Resul
         modes.inspect(sys::TerminalModes::put_back);
         sys::say(&format!(
             "stopped after a checkpoint; continue with belay restart {}",
-            dir.path().display()
+            dir.shown()
         ));
     }
     sys::exit_like(status)

@@ -60,7 +60,7 @@ impl Agent {
         let is_long = count == MANY && begun.elapsed() > LONG;
         self.left_out = (generation, if count < MANY || is_long { count + 1 } else { count });
         if is_long {
-            let (seconds, at) = (begun.elapsed().as_secs(), self.dir.path().display());
+            let (seconds, at) = (begun.elapsed().as_secs(), self.dir.shown());
             let why = format!(
                 "generation {generation} is still being written after {seconds} s, and no other can be taken; see which disk or tier is slow, on which host ({at}/log, {at}/nodes/*/log)"
             );

@@ -127,7 +127,7 @@ impl Agent {
             tracing::error!(error = %e, "chunks stay in local tiers");
         }
         if let Some((bytes, why)) = mover.left() {
-            let (host, dir) = (sys::host(), self.dir.path().display());
+            let (host, dir) = (sys::host(), self.dir.shown());
             sys::say(&format!(
                 "{bytes} bytes of checkpoints stay in local tiers on {host}: {why}; the next restart moves them to {dir}"
             ));

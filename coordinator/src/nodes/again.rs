@@ -1,11 +1,12 @@
 //! The nodes of a job that restarts: the root starts the parts, all meet while they rebuild, and go on together.
 
 use super::alive::hosts_of;
-use super::remote::{quote, Life, Remote, RemoteShell};
+use super::remote::{Life, Remote, RemoteShell};
 use super::seat::PARTS;
 use super::table::Row;
 use super::{failure, gathering, Nodes, Starter};
 use crate::jobdir::JobDir;
+use crate::shell::quote;
 use crate::{config, Failure};
 use belay_plugins::{Brought, Facts, Group};
 use belay_tree::{Event, Joining};

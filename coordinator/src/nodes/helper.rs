@@ -1,8 +1,9 @@
 //! What a restart has done on hosts of the job, through the job's remote shell: `belay store ...` there.
 
-use super::remote::{quote, RemoteShell};
+use super::remote::RemoteShell;
 use super::seat::name_here;
 use super::table::Row;
+use crate::shell::quote;
 use crate::{sys, Failure};
 use belay_tree::Direct;
 use std::io::{self, Read, Write};

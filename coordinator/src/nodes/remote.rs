@@ -1,6 +1,7 @@
 //! A part on another host, as the root knows it, and the remote shell that has started it.
 
 use super::srun::{Srun, SRUN};
+use crate::shell::quote;
 use crate::{sys, Failure};
 use belay_kernel::proc::born;
 use belay_wire::Exit;
@@ -212,11 +213,6 @@ fn environment_of(pid: i32) -> Vec<(OsString, OsString)> {
     all.split(|b| *b == 0).filter_map(pair).collect()
 }
 
-/// `word` for a shell.
-pub(crate) fn quote(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 /// These descriptors of process `pid`.
 pub(crate) fn descriptors_of<const N: usize>(pid: i32, numbers: [i32; N]) -> std::io::Result<[OwnedFd; N]> {
     let process = belay_kernel::pidfd::open(pid)?;
@@ -327,15 +323,5 @@ mod tests {
         assert_eq!(parse("-p22 n2 ls").unwrap().host, "n2");
         assert_eq!(parse("n2"), None);
         assert_eq!(parse("-x"), None);
-    }
-
-    #[test]
-    fn quotes_survive_the_shell() {
-        let nasty = "a 'b' \"c\" $d `e`";
-        let out = std::process::Command::new("sh")
-            .args(["-c", &format!("printf %s {}", quote(nasty))])
-            .output()
-            .unwrap();
-        assert_eq!(String::from_utf8_lossy(&out.stdout), nasty);
     }
 }

@@ -25,7 +25,7 @@ pub use notes::{held, is_on_a_tier, known, statuses, Known};
 
 use crate::config::{self, Kind};
 use crate::generations::Generation;
-use crate::jobdir::{Description, JobDir};
+use crate::jobdir::{Description, JobDir, JOB};
 use crate::nodes::table;
 use crate::{jobdir, sys, verify, Failure};
 use belay_kernel::trust;
@@ -44,8 +44,6 @@ use std::sync::Arc;
 
 /// Most flush threads, where the configuration does not say.
 const THREADS: u32 = 4;
-/// Description of the job on a tier.
-const JOB: &str = "job.json";
 /// Longest description that is read.
 const MAX_JOB: u64 = 16 << 20;
 

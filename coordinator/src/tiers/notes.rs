@@ -163,7 +163,7 @@ pub fn held(dir: &JobDir) -> Result<usize, Failure> {
     let mut numbers: BTreeSet<u64> = generations::numbers(&dir.generations())?.into_iter().collect();
     numbers.extend(record::numbers(dir.path())?);
     if numbers.is_empty() && record::lies_elsewhere(dir.path())? {
-        let at = dir.path().display();
+        let at = dir.shown();
         return Err(Failure::new(
             Exit::HoldsCheckpoints,
             format!(

@@ -116,7 +116,7 @@ pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
     let whole = here.sound + on_tiers;
     let of = whole + here.damaged + usize::from(parity_fault.is_some()) + usize::from(tier_fault.is_some());
     let first_fault = here.first_fault.or(parity_fault).or(tier_fault);
-    let at = dir.path().display();
+    let at = dir.shown();
     match (whole, first_fault) {
         (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
         (_, None) => Ok(0),

@@ -1,28 +1,27 @@
 //! Why the job directory of one job is not used for another.
 
-use belay_coordinator::jobdir::Description;
+use belay_coordinator::jobdir::{Description, JobDir};
 use belay_coordinator::{counted, Failure};
 use belay_wire::Exit;
-use std::path::Path;
 
-/// Refuses to launch a job where the directory at `at` holds so many checkpoints of an earlier one.
-pub(super) fn refuse_earlier(at: &Path, held: usize) -> Result<(), Failure> {
+/// Refuses to launch a job where `dir` holds so many checkpoints of an earlier one.
+pub(super) fn refuse_earlier(dir: &JobDir, held: usize) -> Result<(), Failure> {
     if held == 0 {
         return Ok(());
     }
-    let (at, held) = (at.display(), checkpoints(held));
+    let (at, held) = (dir.shown(), checkpoints(held));
     refuse(format!(
         "{at} holds {held} of an earlier job; continue it with belay restart {at}, remove them with belay gc --all {at}, or use another directory"
     ))
 }
 
-/// Refuses to run the command of `new` where the directory at `at`, which holds so many checkpoints, is that of another
+/// Refuses to run the command of `new` where `dir`, which holds so many checkpoints, is that of another
 /// command, of `old`; not where that has left nothing that could be missed.
-pub(super) fn refuse_other(at: &Path, (old, new): (&Description, &Description), held: usize) -> Result<(), Failure> {
+pub(super) fn refuse_other(dir: &JobDir, (old, new): (&Description, &Description), held: usize) -> Result<(), Failure> {
     if old.command == new.command {
         return Ok(());
     }
-    let at = at.display();
+    let at = dir.shown();
     let words: Vec<String> = old.command.iter().map(ToString::to_string).collect();
     let words = words.join(" ");
     match (held, old.wait_status) {

@@ -69,7 +69,7 @@ fn a_long_path_and_an_empty_directory_work() {
 #[test]
 fn checkpoints_are_never_overwritten_by_a_launch() {
     require_helpers();
-    let s = Scratch::new("holds");
+    let s = Scratch::new("holds some");
     let mut job = s.launch(
         &["--keep", "1", "--name", "mine"],
         "echo ready; while [ ! -e go ]; do sleep 0.01; done",
@@ -89,7 +89,28 @@ fn checkpoints_are_never_overwritten_by_a_launch() {
     assert_failed(&s.belay(&["gc", "--all"]), 69, "already running");
     s.go();
     assert!(job.wait().unwrap().success());
-    assert_failed(&s.belay(&["launch", "true"]), 72, "holds 1 checkpoint of");
+    // A command that is suggested can be typed as it is.
+    let suggested = format!(
+        "holds 1 checkpoint of an earlier job; continue it with belay restart '{}',",
+        s.job().display()
+    );
+    assert_failed(&s.belay(&["launch", "true"]), 72, &suggested);
+    // A variable that is empty is none.
+    let o = s.command(BELAY, &["list"]).env("BELAY_DIR", "").output().unwrap();
+    assert!(o.status.success(), "{o:?}");
+    let elsewhere = s.0.join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    assert_failed(
+        &s.belay(&["inspect", "elsewhere"]),
+        78,
+        "neither a generation nor a job directory",
+    );
+    let chunk = std::fs::read_dir(s.job().join("chunks")).unwrap().next().unwrap().unwrap();
+    assert_failed(
+        &s.belay(&["inspect", chunk.path().to_str().unwrap()]),
+        64,
+        "name the generation's directory",
+    );
     assert_failed(&s.belay(&["restart", "--generation", "1"]), 67, "no generation 1");
     assert!(s.belay(&["verify"]).status.success());
     let said = String::from_utf8_lossy(&s.belay(&["gc", "--all"]).stdout).into_owned();
@@ -174,13 +195,21 @@ fn help_man_pages_and_completions_come_from_one_table() {
     assert!(s.belay(&["generate", "man", "man"]).status.success());
     assert!(s.belay(&["generate", "completions", "complete"]).status.success());
     let page = std::fs::read_to_string(s.0.join("man/belay-launch.1")).unwrap();
-    assert!(page.contains("ckpt\\-interval"), "{page}");
+    assert!(page.contains("ckpt\\-interval") && page.contains("EXIT STATUS"), "{page}");
+    let page = std::fs::read_to_string(s.0.join("man/belay.1")).unwrap();
+    assert!(
+        page.contains("holds no checkpoint") && page.contains("belay\\-restart"),
+        "{page}"
+    );
     for file in ["belay.bash", "_belay", "belay.fish"] {
         assert!(std::fs::read_to_string(s.0.join("complete").join(file))
             .unwrap()
             .contains("ckpt-interval"));
     }
     assert!(String::from_utf8_lossy(&s.belay(&["help", "launch"]).stdout).contains("--ckpt-interval"));
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let o = s.command(BELAY, &["--help"]).stdout(full).output().unwrap();
+    assert_failed(&o, 74, "No space left");
 }
 
 #[test]
