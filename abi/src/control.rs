@@ -15,7 +15,8 @@
 //! agent    hold[m] = own thread, order = m REBUILD, hold[n] = 0 ┄┄ or order = m OPEN, hold[n] = 0
 //! library  waits for hold[n] ── order m
 //! ```
-//! An order may be withdrawn by a later one; the library answers the last one.
+//! An order may be withdrawn by a later one; the library answers the last one. Its thread waits for the word of the order
+//! that it has answered, whatever the last one is by then: that of a later one is held until it answers it.
 //!
 //! An answer of [`MORE`] begins a round: the agent reads what the library has [`told`](Control::told), all hosts meet,
 //! the agent writes what the others have told into the library's [`room`](Control::room) and gives the order again. All

@@ -84,9 +84,8 @@ static void gate_open(uint32_t by) {
     gate_wake(&gate_shut);
 }
 
-// Waits at the gate that `by` has shut for a change of whatever keeps it shut; opens it when nothing does.
-static void gate_wait(uint32_t by) {
-    uint32_t order = gate_page->order;
+// Waits at the gate that `by` has shut for a change of whatever `order` is held by; opens it when nothing does.
+static void gate_wait(uint32_t by, uint32_t order) {
     _Atomic uint32_t *hold = &gate_page->hold[gate_place(order)].value;
     uint32_t value = *hold;
     if (value & GATE_DIED) {
@@ -113,7 +112,7 @@ static void gate_enter(void) {
         }
         gate_in[gate_slot] = GATE_OUTSIDE;
         gate_wake(&gate_in[gate_slot]);
-        gate_wait(by);
+        gate_wait(by, gate_page->order);
     }
 }
 
@@ -204,7 +203,8 @@ static void *gate_serve(void *arg) {
     for (;;) {
         uint32_t order = gate_page->order;
         if (order != done) gate_carry_out(done = order);
-        else if (gate_shut) gate_wait(gate_shut);
+        // Not at what holds a later order, which only this thread can answer.
+        else if (gate_shut) gate_wait(gate_shut, done);
         else gate_futex(&gate_page->order, FUTEX_WAIT, done);
     }
 }

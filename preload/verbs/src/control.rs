@@ -150,7 +150,8 @@ extern "C" fn serve(_: *mut c_void) -> *mut c_void {
             done = order;
             carry_out(page, order);
         } else if shut != 0 {
-            wait_at_gate(shut);
+            // Not at what holds a later order, which only this thread can answer.
+            wait_under(page, done, shut);
         } else {
             sleep(&page.order, done);
         }
@@ -172,8 +173,13 @@ fn other(words: &[control::Word; 2], order: u32) -> &AtomicU32 {
 
 /// Waits at the gate that `by` has shut for a change of whatever keeps it shut; opens it when nothing does.
 pub(crate) fn wait_at_gate(by: u32) {
-    let Some(page) = page() else { return };
-    let order = page.order.load(Ordering::SeqCst);
+    if let Some(page) = page() {
+        wait_under(page, page.order.load(Ordering::SeqCst), by);
+    }
+}
+
+/// The same for a change of what `order` is held by.
+fn wait_under(page: &Control, order: u32, by: u32) {
     let hold = word(&page.hold, order);
     let value = hold.load(Ordering::SeqCst);
     if value & DIED != 0 {
@@ -251,4 +257,26 @@ fn give_answer(page: &Control, order: u32, answer: Answer) {
     page.answer.store(order, Ordering::SeqCst);
     word(&page.serve, order).store(0, Ordering::SeqCst);
     wake(word(&page.serve, order));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn who_serves_the_page_does_not_wait_for_an_order_that_it_has_to_answer() {
+        let (last, next) = (control::order(12, REBUILD), control::order(13, REBUILD));
+        // SAFETY: any bytes are a valid page.
+        let page: &'static Control = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+        // As the agent gives an order, between two looks of the thread.
+        page.order.store(next, Ordering::SeqCst);
+        word(&page.hold, next).store(own(), Ordering::SeqCst);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            wait_under(page, last, CLOSE);
+            let _ = tell.send(());
+        });
+        assert!(told.recv_timeout(Duration::from_secs(10)).is_ok(), "it sleeps");
+    }
 }
