@@ -124,10 +124,34 @@ fn min_gap_s() -> f64 {
     MIN_GAP.as_secs_f64()
 }
 
+/// What stands before and behind the checksum at the end of `job.json`.
+const SEAL: (&[u8], &[u8]) = (b",\n  \"xxh3\": \"", b"\"\n}");
+
+/// What the checksum at the end of `text` is of, and itself, in hexadecimal digits. There is none where an older belay or
+/// an editor has written it.
+fn unseal(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (body, digits) = text.strip_suffix(SEAL.1)?.split_last_chunk::<16>()?;
+    Some((body.strip_suffix(SEAL.0)?, digits))
+}
+
 impl Description {
+    /// The contents of `job.json`.
+    pub fn encode(&self) -> Result<Vec<u8>, Failure> {
+        let text = serde_json::to_vec_pretty(self).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        let body = text.strip_suffix(b"\n}").unwrap_or(&text);
+        let digits = format!("{:016x}", belay_image::checksum(body));
+        Ok([body, SEAL.0, digits.as_bytes(), SEAL.1].concat())
+    }
+
     /// Decodes the contents of `job.json`, naming it `path` in errors.
     pub fn decode(path: &Path, text: &[u8]) -> Result<Self, Failure> {
         let at = path.display();
+        if unseal(text).is_some_and(|(body, digits)| format!("{:016x}", belay_image::checksum(body)).as_bytes() != digits) {
+            return Err(Failure::new(
+                Exit::Damaged,
+                format!("{at}: damaged: its checksum does not match"),
+            ));
+        }
         let d: Self = serde_json::from_slice(text).map_err(|e| Failure::new(Exit::Damaged, format!("{at}: damaged: {e}")))?;
         if d.format != FORMAT {
             return Err(Failure::new(

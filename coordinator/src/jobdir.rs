@@ -19,12 +19,14 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 /// The description of the job, by which its directory is known.
 pub const JOB: &str = "job.json";
-/// What becomes `job.json` when it is whole.
+/// The same once more, for when a disk has damaged the first: as old, or younger.
+const COPY: &str = "job.json.copy";
+/// What becomes one of them when it is whole.
 const NEW_JOB: &str = ".job.json.new";
 const LOCK: &str = "lock";
 const SOCKET: &str = "control.sock";
@@ -164,7 +166,7 @@ impl JobDir {
         for entry in std::fs::read_dir(&here)? {
             let name = entry?.file_name();
             let is_left = match name.to_str() {
-                Some(NEW_JOB | LOCK) => true,
+                Some(NEW_JOB | COPY | LOCK) => true,
                 Some("gen" | "log") => self.dir.inner(name.as_ref()).is_ok_and(|inside| {
                     let inside = std::fs::read_dir(format!("/proc/self/fd/{}", inside.as_raw_fd()));
                     inside.is_ok_and(|mut names| names.next().is_none())
@@ -264,10 +266,26 @@ impl JobDir {
         self.dir.has(JOB.as_ref())
     }
 
-    /// Reads `job.json`.
+    /// Reads `job.json`, or its copy where that is damaged.
     pub fn description(&self) -> Result<Description, Failure> {
-        let path = self.description_file();
-        let file = self.dir.open(JOB.as_ref(), libc::O_RDONLY, 0);
+        static TOLD: Once = Once::new();
+        let damaged = match self.read_description(JOB) {
+            Err(failure) if failure.exit == Exit::Damaged => failure,
+            read => return read,
+        };
+        let copy = self.read_description(COPY).map_err(|_| {
+            let why = format!(
+                "{damaged}; put it back from a copy of the directory (a durable tier has one too), or remove the directory and launch anew"
+            );
+            Failure::new(Exit::Damaged, why)
+        })?;
+        TOLD.call_once(|| sys::say(&format!("{damaged}; {COPY} is used")));
+        Ok(copy)
+    }
+
+    fn read_description(&self, name: &str) -> Result<Description, Failure> {
+        let path = self.path.join(name);
+        let file = self.dir.open(name.as_ref(), libc::O_RDONLY, 0);
         let file = file.map_err(|e| belay_image::ImageError::io("open", &path, e))?;
         Description::decode(&path, &files::read_open(file, &path, MAX_DESCRIPTION)?)
     }
@@ -286,19 +304,26 @@ impl JobDir {
     pub fn describe(&self, d: &Description) -> Result<(), Failure> {
         // What is written can be read again.
         d.check().map_err(|why| Failure::new(Exit::Usage, why))?;
-        let write = || -> io::Result<()> {
+        let text = d.encode()?;
+        let write = |name: &str, lasting: bool| -> io::Result<()> {
             // Only what a killed one has left can be there. Nothing is written to what was there before.
             self.dir.remove(NEW_JOB.as_ref())?;
             let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
             let mut f = self.dir.open(NEW_JOB.as_ref(), flags, 0o600)?;
-            f.write_all(&serde_json::to_vec_pretty(d)?)?;
-            // What a power cut must not leave empty, where there are checkpoints that would be lost with it.
-            if std::fs::read_dir(self.generations()).is_ok_and(|mut l| l.next().is_some()) {
+            f.write_all(&text)?;
+            if lasting {
                 f.sync_all()?;
             }
-            self.dir.rename(NEW_JOB.as_ref(), JOB.as_ref())
+            self.dir.rename(NEW_JOB.as_ref(), name.as_ref())
         };
-        write().map_err(|e| Failure::io(format!("write {}", self.description_file().display()), &e))
+        let fail = |e: io::Error| Failure::io(format!("write {}", self.description_file().display()), &e);
+        // The copy first, so that it never says less. Where there is no room for it, it goes.
+        if write(COPY, false).is_err() {
+            self.dir.remove(COPY.as_ref()).map_err(fail)?;
+        }
+        // What a power cut must not leave empty, where there are checkpoints that would be lost with it.
+        let holds_some = std::fs::read_dir(self.generations()).is_ok_and(|mut l| l.next().is_some());
+        write(JOB, holds_some).map_err(fail)
     }
 
     /// Makes the job's description and the names of its directories durable: without them no checkpoint in it would be

@@ -215,7 +215,7 @@ impl Durable {
 
     /// Says what the job is.
     fn describe(&self, d: &Description) -> Result<(), Failure> {
-        let text = serde_json::to_vec(d).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
+        let text = d.encode()?;
         let there = match self.tier.length(JOB)? {
             Some(_) => read_whole(&*self.tier, JOB, MAX_JOB),
             None => Ok(Vec::new()),

@@ -190,6 +190,47 @@ fn left_overs_of_a_killed_checkpoint_are_cleared() {
 }
 
 #[test]
+fn a_damaged_description_is_read_from_its_copy() {
+    require_helpers();
+    let s = Scratch::new("described");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint", "--then", "stop"]).status.success());
+    assert_eq!(job.wait().unwrap().code(), Some(85));
+    let file = s.job().join("job.json");
+    let good = std::fs::read(&file).unwrap();
+    let damaged = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << (at % 8);
+        bytes
+    };
+    for at in (0..good.len()).step_by(29) {
+        std::fs::write(&file, damaged(at)).unwrap();
+        let o = s.belay(&["list"]);
+        let said = String::from_utf8_lossy(&o.stderr).into_owned();
+        // What the last line is called says nothing.
+        let matters = at + 28 < good.len();
+        assert!(
+            o.status.success() && (!matters || said.contains("damaged")),
+            "bit of byte {at}: {o:?}"
+        );
+    }
+    std::fs::write(&file, &good[..100]).unwrap();
+    s.go();
+    let o = s.belay(&["restart"]);
+    assert!(
+        o.status.success() && String::from_utf8_lossy(&o.stderr).contains("job.json.copy is used"),
+        "{o:?}"
+    );
+    // It is whole again.
+    assert!(s.belay(&["list"]).stderr.is_empty());
+    for name in ["job.json", "job.json.copy"] {
+        std::fs::write(s.job().join(name), "{").unwrap();
+    }
+    assert_failed(&s.belay(&["list"]), 65, "put it back from a copy");
+}
+
+#[test]
 fn help_man_pages_and_completions_come_from_one_table() {
     let s = Scratch::new("generate");
     assert!(s.belay(&["generate", "man", "man"]).status.success());

@@ -64,7 +64,10 @@ fn description(job: &Job) -> Result<Value, Failure> {
 }
 
 fn describe(job: &Job, d: &Value) -> Result<(), Failure> {
-    io("write job.json", std::fs::write(job.dir().join("job.json"), d.to_string()))
+    let files = ["job.json", "job.json.copy"].map(|name| job.dir().join(name));
+    files
+        .iter()
+        .try_for_each(|file| io("write job.json", std::fs::write(file, d.to_string())))
 }
 
 /// Every file and directory below `dir`, with its length.
