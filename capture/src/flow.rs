@@ -174,7 +174,8 @@ fn suspend(order: Order<'_>, clock: &mut Clock<'_>) -> Result<(Suspended, Instan
     clock.enter(Phase::Suspend);
     let (job, begin) = gather::suspend(prepared, agent(), outside)?;
     clock.began_at(begin);
-    if job.is_empty() {
+    // Of a node of many, zombies may be what is left there; of a whole job they are its end.
+    if job.processes.is_empty() && (order.group.is_none() || job.zombies.is_empty()) {
         return Err(CaptureError::Ended);
     }
     meet(order.group)?;

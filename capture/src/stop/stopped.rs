@@ -244,11 +244,6 @@ impl Suspended {
         self.processes.iter().map(|p| p.tasks.len()).sum()
     }
 
-    /// Whether nothing of the job is left.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.processes.is_empty() && self.zombies.is_empty()
-    }
-
     /// Does `f` to every task on the thread that traces it, with what `prepare` says of it; `prepare` is told the
     /// numbers of the process and, within that, of the task. Returns what `f` said, by process and task.
     pub(crate) fn each_task<A: Send + 'static, R: Send + 'static>(

@@ -52,10 +52,12 @@ pub(super) fn command_killed(place: &Place, user: User, rng: &mut Rng) -> Result
 
 /// The command ends while a checkpoint begins: there is a checkpoint with which it ends as it does, or none.
 pub(super) fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    for round in 0..10 {
+    let waited_for = format!("exec {}", place.programs().join("proc_vforkend").display());
+    for round in 0..20 {
         let mut job = Job::new(place, "command_ending", user)?;
-        // In every other round something is left behind, which goes on.
-        let script = ["sleep 0.2; exit 5", "(sleep 0.5; echo left) & sleep 0.2; exit 5"][round % 2];
+        // In one something is left behind, which goes on; in two the checkpoint waits until the end.
+        let left_behind = "(sleep 0.5; echo left) & sleep 0.2; exit 5";
+        let script = ["sleep 0.2; exit 5", left_behind, &waited_for, &waited_for][round % 4];
         job.launch(&[], &["sh".into(), "-c".into(), script.into()])?;
         job.answers(LIMIT)?;
         std::thread::sleep(Duration::from_millis(150));
@@ -68,6 +70,9 @@ pub(super) fn command_ending(place: &Place, user: User, rng: &mut Rng) -> Result
         want(taken.status.success() || ended, || format!("the checkpoint: {said}"))?;
         job.left_behind_within(LIMIT)?;
         if taken.status.success() {
+            want(!said.contains(" 0 processes"), || {
+                format!("round {round}: a checkpoint of nothing: {said}")
+            })?;
             job.restart(&[])?;
             let status = job.wait(LIMIT)?;
             want(status.code() == Some(5), || {

@@ -48,7 +48,7 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 }
 
 fn main() {
-    let mut target = Target::new("faults", &["fault_target", "proc_chain"]);
+    let mut target = Target::new("faults", &["fault_target", "proc_chain", "proc_vforkend"]);
     let tests: [(&str, Test); 18] = [
         ("command_ending", kills::command_ending),
         ("left_behind", kills::left_behind),
