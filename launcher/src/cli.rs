@@ -47,7 +47,8 @@ pub(crate) enum Command {
     Launch(Launch),
     /// Take a checkpoint of a running job
     ///
-    /// Exits 0 when the checkpoint is safe on disk.
+    /// Exits 0 when the checkpoint is safe on disk. A script can checkpoint the job that it is part of; restarted from
+    /// that checkpoint, it goes on behind this command.
     Checkpoint(Checkpoint),
     /// Continue a job from a checkpoint, in the foreground
     ///

@@ -96,17 +96,38 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
             other => Err(Box::new(other)),
         })
     };
+    let begun = own_start();
     let mut result = once();
     while args.wait && result.as_ref().is_err_and(|f| f.passing) {
         std::thread::sleep(PAUSE);
         result = once();
     }
     show.clear();
-    let done = result?;
-    if args.json {
-        return print(&json(&done, true)?);
+    match result {
+        // A program of the job itself had called this, and waits again in what has been restarted.
+        Err(_) if own_start() != begun => restarted(args),
+        Err(failure) => Err(failure),
+        Ok(done) if args.json => print(&json(&done, true)?),
+        Ok(done) => print(&checkpoint_line(&done)),
     }
-    print(&checkpoint_line(&done))
+}
+
+/// When this process began. One that is restarted begins once more.
+fn own_start() -> Option<u64> {
+    let own = belay_kernel::proc::stat(std::process::id().cast_signed());
+    own.ok().map(|stat| stat.starttime)
+}
+
+/// What was asked for has been taken: this process goes on from it.
+fn restarted(args: &cli::Checkpoint) -> Result<u8, Failure> {
+    match args.level {
+        cli::Level::Local if args.json => print("{\"restarted\": true}\n"),
+        cli::Level::Local => print("restarted from a checkpoint that was taken while this command waited for one\n"),
+        cli::Level::Redundant | cli::Level::Durable => Err(Failure::new(
+            Exit::NotDurable,
+            "the job was restarted while this command waited, and what level its checkpoint has is not known; see belay list",
+        )),
+    }
 }
 
 fn checkpoint_line(c: &Checkpointed) -> String {

@@ -162,6 +162,28 @@ pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
     })
 }
 
+/// A script takes a checkpoint of its own job: restarted from that, it goes on behind it.
+pub(super) fn called_by_itself(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "itself", user)?;
+    let (dir, belay) = (job.dir().display().to_string(), place.belay().display().to_string());
+    let script = r#"set -e; "$0" checkpoint "$1"; echo passed; while [ ! -e go ]; do sleep 0.05; done"#;
+    job.launch(&[], &["sh", "-c", script, &belay, &dir].map(str::to_owned))?;
+    for way in ["launched", "restarted", "restarted again"] {
+        let begin = Instant::now();
+        while !job.output_text().contains("passed") {
+            want(begin.elapsed() < LIMIT && !job.has_ended()?, || {
+                format!("{way}: {}", job.output_text())
+            })?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        job.kill_all()?;
+        job.restart(&[])?;
+    }
+    io("create go", std::fs::write(job.work.join("go"), ""))?;
+    let status = job.wait(LIMIT)?;
+    want(status.success(), || format!("{}: {}", show(status), job.output_text()))
+}
+
 /// A checkpoint that does not come to its end is told, and when it does, others follow.
 pub(super) fn slow_checkpoint(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = running(place, user, "slow", &["--ckpt-interval", "200ms"], &["fault_target", "256"])?;
