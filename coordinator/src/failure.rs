@@ -115,8 +115,24 @@ fn exit_of_io(error: &io::Error, otherwise: Exit) -> Exit {
     }
 }
 
+/// Whether a file may be as it was, and could not be looked at this time: nothing says that it is damaged.
+fn is_out_of_reach(error: &io::Error) -> bool {
+    const OF_THE_CALLER: [i32; 8] = [
+        libc::EACCES,
+        libc::EPERM,
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOMEM,
+        libc::ESTALE,
+        libc::ETIMEDOUT,
+        libc::ENOTCONN,
+    ];
+    error.raw_os_error().is_some_and(|number| OF_THE_CALLER.contains(&number))
+}
+
 pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
     match error {
+        ImageError::Io { source, .. } if io == Exit::Damaged && is_out_of_reach(source) => Exit::Io,
         // A sector that cannot be read is as lost as one with wrong bytes: another copy is looked for.
         ImageError::Io {
             step: "read", source, ..

@@ -269,11 +269,19 @@ impl JobDir {
     /// Reads `job.json`, or its copy where that is damaged.
     pub fn description(&self) -> Result<Description, Failure> {
         static TOLD: Once = Once::new();
-        let damaged = match self.read_description(JOB) {
-            Err(failure) if failure.exit == Exit::Damaged => failure,
-            read => return read,
+        let read = |name: &str| -> Result<_, Failure> {
+            let path = self.path.join(name);
+            let file = self.dir.open(name.as_ref(), libc::O_RDONLY, 0);
+            let file = file.map_err(|e| belay_image::ImageError::io("open", &path, e))?;
+            let text = files::read_open(file, &path, MAX_DESCRIPTION)?;
+            Ok(Description::decode(&path, &text))
         };
-        let copy = self.read_description(COPY).map_err(|_| {
+        // What is no file any more is somebody's doing.
+        let damaged = match read(JOB)? {
+            Err(failure) if failure.exit == Exit::Damaged => failure,
+            decoded => return decoded,
+        };
+        let copy = read(COPY).and_then(|decoded| decoded).map_err(|_| {
             let why = format!(
                 "{damaged}; put it back from a copy of the directory (a durable tier has one too), or remove the directory and launch anew"
             );
@@ -281,13 +289,6 @@ impl JobDir {
         })?;
         TOLD.call_once(|| sys::say(&format!("{damaged}; {COPY} is used")));
         Ok(copy)
-    }
-
-    fn read_description(&self, name: &str) -> Result<Description, Failure> {
-        let path = self.path.join(name);
-        let file = self.dir.open(name.as_ref(), libc::O_RDONLY, 0);
-        let file = file.map_err(|e| belay_image::ImageError::io("open", &path, e))?;
-        Description::decode(&path, &files::read_open(file, &path, MAX_DESCRIPTION)?)
     }
 
     /// The last time at which the job is known to have lived: its newest entry in the log, or its newest checkpoint.

@@ -148,6 +148,19 @@ pub(super) fn falls_back(place: &Place, user: User, _: &mut Rng) -> Result<(), F
     let mut job = target(place, user, "fallback", "1")?;
     job.checkpoint()?;
     job.kill_all()?;
+    if user == User::Ordinary {
+        // One that cannot be looked at is not damaged: nothing older is used in its place.
+        let manifest = generation(&job, 2).join("manifest.json");
+        let mode = |bits| {
+            io(
+                "chmod",
+                std::fs::set_permissions(&manifest, std::fs::Permissions::from_mode(bits)),
+            )
+        };
+        mode(0)?;
+        restart_refused(&job, &["manifest.json", "permission denied"])?;
+        mode(0o600)?;
+    }
     let f = generation(&job, 2).join("job.bimg");
     let mut b = io("read", std::fs::read(&f))?;
     let middle = b.len() / 2;
