@@ -180,6 +180,11 @@ impl JobDir {
         Ok(true)
     }
 
+    /// Whether there is a control socket.
+    pub fn has_socket(&self) -> bool {
+        self.dir.has(SOCKET.as_ref())
+    }
+
     /// Removes the control socket, wherever the directory lies by now.
     pub(crate) fn remove_socket(&self) -> io::Result<()> {
         self.dir.remove(SOCKET.as_ref())

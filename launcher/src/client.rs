@@ -95,6 +95,10 @@ fn nobody(dir: &JobDir, before: Option<Holder>) -> Failure {
             return Failure::passing(Exit::NotRunning, message);
         }
         Some(h) if h.host().is_some_and(|host| host != sys::host()) => format!("runs on another host ({}); ask there", h.word),
+        Some(h) if !dir.has_socket() => {
+            let message = format!("the job in {at} runs ({}), but its control socket is gone: somebody has removed it, or what clears old files away; it is made again with the next checkpoint, or within 5 minutes", h.word);
+            return Failure::passing(Exit::NotRunning, message);
+        }
         Some(h) => format!("runs without its agent, which was killed ({}); belay restart {at} goes on from its newest checkpoint when it has ended", h.word),
     };
     Failure::new(Exit::NotRunning, format!("the job in {at} {why}"))

@@ -155,6 +155,7 @@ impl Agent {
             },
         };
         self.dir.check_place()?;
+        self.keep_socket();
         if !self.durable {
             self.dir.sync()?;
             self.forget_elsewhere()?;

@@ -1,6 +1,6 @@
 //! Time passing, and the end of the job.
 
-use super::{asking, Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, STDIO_PERIOD};
+use super::{asking, Agent, Ending, KILL_PERIOD, PROGRESS_PERIOD, SOCKET_PERIOD, STDIO_PERIOD};
 use crate::jobdir::Lock;
 use crate::nodes::Nodes;
 use crate::relay::Message;
@@ -20,7 +20,7 @@ impl Agent {
         } else if self.root_status.is_some() {
             Some(STDIO_PERIOD)
         } else {
-            None
+            self.listener.is_some().then_some(SOCKET_PERIOD)
         };
         if let Err(e) = self.tick.set(period, period.unwrap_or_default()) {
             tracing::error!(error = %e, "set the tick timer");
@@ -33,6 +33,7 @@ impl Agent {
             self.end_shells();
             self.give_up_hung();
         }
+        self.keep_socket();
         self.tell_flush_progress();
         self.look_for_answers();
         if let Some(writing) = &self.writing {

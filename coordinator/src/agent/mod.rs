@@ -61,6 +61,8 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 const KILL_PERIOD: Duration = Duration::from_millis(20);
 /// How often an agent in the background looks whether the job still uses its standard descriptors.
 const STDIO_PERIOD: Duration = Duration::from_secs(1);
+/// How often an agent that has nothing else to do looks whether its control socket is still there.
+const SOCKET_PERIOD: Duration = Duration::from_secs(300);
 
 /// What an agent serves.
 #[derive(Debug)]
@@ -346,6 +348,17 @@ impl Agent {
         Ok(())
     }
 
+    /// Makes the control socket again where its file is gone: sites remove old files from scratch file systems.
+    fn keep_socket(&mut self) {
+        if self.listener.is_none() || self.dir.has_socket() || self.dir.check_place().is_err() {
+            return;
+        }
+        match self.listen() {
+            Ok(()) => tracing::warn!("the control socket was gone, and has been made again"),
+            Err(failure) => tracing::warn!(%failure, "the control socket is gone"),
+        }
+    }
+
     /// Clients see the credentials of the process that listened last: from now on the calling one. Before anything of
     /// the job runs that could tell somebody to connect.
     pub(crate) fn listen_here(&self) {
@@ -439,6 +452,7 @@ impl Agent {
             self.note_failure(&failure, true);
         }
         self.arm_interval();
+        self.set_tick();
         self.publish();
         self.begin_encoding();
         self.flush_what_is_left();

@@ -67,6 +67,10 @@ fn method(how: Differential) -> &'static str {
 pub fn at_rest(dir: &JobDir, d: &Description, holder: Option<&Holder>) -> Status {
     let mut status = document(dir, d);
     status.state = unasked(holder, d, !status.generations.is_empty());
+    if status.state == JobState::Unattended && !dir.has_socket() {
+        // Whoever kills an agent leaves its socket: somebody has removed that alone.
+        status.state = JobState::Running;
+    }
     status.running = status.state == JobState::Running;
     if status.state == JobState::Restarting {
         // How it ended before is recorded until it runs again.

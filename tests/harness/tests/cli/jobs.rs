@@ -162,6 +162,23 @@ pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {
     })
 }
 
+/// Somebody removes the control socket: that is said, and the next checkpoint makes it again.
+pub(super) fn socket_gone(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = running(place, user, "socket", &["--ckpt-interval", "5"], &["fault_target", "1"])?;
+    let (dir, socket) = (job.dir().display().to_string(), job.dir().join("control.sock"));
+    io("unlink", std::fs::remove_file(&socket))?;
+    refused(&output(job.belay(&["checkpoint", &dir]), LIMIT)?, &["control socket is gone"])?;
+    let status = json(&output(job.belay(&["status", &dir, "--json"]), LIMIT)?)?;
+    want(status["state"] == "running", || status.to_string())?;
+    let begin = Instant::now();
+    while !socket.exists() {
+        want(begin.elapsed() < LIMIT, || "the socket is not made again".into())?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    job.checkpoint()?;
+    job.verdict(false, LIMIT)
+}
+
 /// A script takes a checkpoint of its own job: restarted from that, it goes on behind it.
 pub(super) fn called_by_itself(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = Job::new(place, "itself", user)?;

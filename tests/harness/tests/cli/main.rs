@@ -31,7 +31,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 35] = [
+    let tests: [(&str, Test); 36] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -48,6 +48,7 @@ fn main() {
         ("stop_and_go_on", jobs::stop_and_go_on),
         ("run", jobs::run),
         ("lazy", jobs::lazy),
+        ("socket_gone", jobs::socket_gone),
         ("called_by_itself", jobs::called_by_itself),
         ("interval", jobs::interval),
         ("slow_checkpoint", jobs::slow_checkpoint),
