@@ -15,7 +15,7 @@ use crate::kinds::{self, KINDS};
 use crate::launcher::Numbers;
 use crate::limit::{RaisedLimit, NEEDED};
 use crate::locks;
-use crate::model::{DescId, Descriptors};
+use crate::model::{DescId, Descriptors, Table};
 use crate::sets::Sets;
 use crate::sockets::unix::UnixState;
 use crate::sys::fd;
@@ -54,11 +54,17 @@ pub(crate) fn shortage(d: &Descriptors, mapped: usize, limit: RawFd) -> Option<R
     let there = usize::try_from(room.end.min(limit) - room.start).unwrap_or_default();
     // Each of them is opened at most twice, for reading and for writing.
     let needed = NEEDED + 2 * mapped;
-    let fault = Fault::Refused(format!(
-        "a restart needs {needed} numbers in a row that no process of the job uses, and there are {there} below {limit}, the hard limit RLIMIT_NOFILE: raise it (limits.conf, ulimit -Hn)"
-    ));
-    let largest = d.tables.iter().max_by_key(|t| t.slots.len());
-    (there < needed).then(|| fault.of(largest.map_or(0, |t| t.pids[0]), "descriptor table"))
+    let highest = |t: &Table| t.slots.iter().map(|s| s.fd).max().unwrap_or(0);
+    let (table, needs) = if let Some(table) = d.tables.iter().find(|t| highest(t) >= limit) {
+        (table, format!("a restart needs descriptor {}, which is not", highest(table)))
+    } else if there < needed {
+        let what = format!("a restart needs {needed} numbers in a row that no process of the job uses, and there are {there}");
+        (d.tables.iter().max_by_key(|t| t.slots.len())?, what)
+    } else {
+        return None;
+    };
+    let why = format!("{needs} below {limit}, the hard limit RLIMIT_NOFILE: raise it (limits.conf, ulimit -Hn)");
+    Some(Fault::Refused(why).of(table.pids[0], "descriptor table"))
 }
 
 /// So many processes at most hold descriptors while a job is rebuilt.
@@ -78,6 +84,9 @@ pub(crate) fn rebuild(
 ) -> Result<Built, Refusal> {
     let limit = RaisedLimit::raise();
     let highest = RaisedLimit::highest();
+    if let Some(refusal) = shortage(d, 0, highest) {
+        return Err(refusal);
+    }
     let room = room(d, highest);
     let mut b = Builder {
         descriptors: d,
@@ -164,7 +173,7 @@ mod tests {
     use crate::kind::Kind;
     use crate::launcher::{Launcher, Numbers};
     use crate::limit::NEEDED;
-    use crate::model::{Description, FsPath, Holder, Slot, Table};
+    use crate::model::{Description, FsPath, Holder, Slot};
     use crate::state::Described;
 
     fn description(fd: RawFd) -> Description {
@@ -202,6 +211,8 @@ mod tests {
         assert_eq!(told(&many, least), None);
         let refusal = told(&many, least - 1).unwrap();
         assert!(refusal.contains("process 1") && refusal.contains("63 below 183"), "{refusal}");
+        let refusal = told(&many, 100).unwrap();
+        assert!(refusal.contains("descriptor 119, which is not below 100"), "{refusal}");
         // They must lie together.
         let apart: Vec<RawFd> = many.iter().copied().chain([150]).collect();
         assert!(told(&apart, 200).is_some() && told(&apart, 220).is_none());
