@@ -16,6 +16,7 @@
 //! of the whole dataset, by a word for each dimension: the first element, and one behind the last in the upper half.
 
 use crate::control::Span;
+use crate::words::{Shared, Words};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -115,6 +116,9 @@ pub struct Dataset {
     pub name: [u8; 32],
 }
 
+// SAFETY: integers of 8 bytes, two of 4, and 32 single bytes.
+unsafe impl Words for Dataset {}
+
 /// A site.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -122,6 +126,9 @@ pub struct Site {
     /// Its name, ended by a zero byte.
     pub name: [u8; 32],
 }
+
+// SAFETY: 32 single bytes.
+unsafe impl Words for Site {}
 
 /// Memory without access rights, which a checkpoint has left out.
 #[repr(C)]
@@ -133,12 +140,15 @@ pub struct Dead {
     pub prot: u64,
 }
 
+// SAFETY: three integers of 8 bytes.
+unsafe impl Words for Dead {}
+
 /// The page. All that the library writes is to be checked by who reads it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Page {
     /// [`MAGIC`], stored last.
-    pub magic: u64,
+    pub magic: AtomicU64,
     /// [`VERSION`].
     pub version: u32,
     /// The process, which a fork does not change.
@@ -177,11 +187,11 @@ pub struct Page {
     /// but for the time stamps, the ring holds what it is to record.
     pub whole_at: AtomicU64,
     /// Number `n` is in place `n - 1`.
-    pub datasets: [Dataset; MOST],
+    pub datasets: [Shared<Dataset>; MOST],
     /// The same.
-    pub sites: [Site; MOST],
+    pub sites: [Shared<Site>; MOST],
     /// Written by a restart, and taken away by the library.
-    pub dead: [Dead; MOST_DEAD],
+    pub dead: [Shared<Dead>; MOST_DEAD],
     /// The first record that begins behind word `n * MARK_WORDS` is in place `n % MARKS`.
     pub marks: [AtomicU64; MARKS],
     /// Word `n` is in place `n % RING`.

@@ -16,6 +16,7 @@ pub mod inject;
 pub mod restore;
 pub mod syscall;
 pub mod task;
+pub mod words;
 
 /// Size of a page.
 pub const PAGE: u64 = 4096;

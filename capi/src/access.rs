@@ -3,12 +3,13 @@
 // Every function here is called from C: what holds for the pointers is said in the header, and null is looked for.
 #![allow(clippy::missing_safety_doc)]
 
+use crate::door::{items, Text};
 use crate::error::{answer, Failure};
 use belay_access::block::MAX_DIMS;
 use belay_access::shape::Shape;
 use belay_access::trace::Mode;
 use belay_tracker::{DeclareError, Part};
-use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ffi::{c_int, c_void};
 
 /// `BELAY_R` and `BELAY_W` of the header; everything else counts as `BELAY_RW`.
 const READ: c_int = 1;
@@ -32,27 +33,20 @@ impl From<DeclareError> for Failure {
     }
 }
 
-/// # Safety
-/// A string, or null.
-unsafe fn text<'a>(name: *const c_char) -> Result<&'a [u8], Failure> {
-    if name.is_null() {
-        return Err(Failure::invalid("there is no name"));
-    }
-    // SAFETY: as promised by the caller.
-    Ok(unsafe { CStr::from_ptr(name) }.to_bytes())
+fn given<'a>(name: &Text<'a>) -> Result<&'a [u8], Failure> {
+    let name = name.get().ok_or_else(|| Failure::invalid("there is no name"))?;
+    Ok(name.to_bytes())
 }
 
-/// # Safety
 /// As many numbers as there are dimensions, or null.
+///
+/// # Safety
+/// They are there.
 unsafe fn numbers(at: *const usize, dims: usize) -> Option<[u64; MAX_DIMS]> {
-    if at.is_null() {
-        return None;
-    }
     let mut out = [1; MAX_DIMS];
-    for (d, out) in out.iter_mut().enumerate().take(dims) {
-        // SAFETY: as promised by the caller.
-        *out = unsafe { at.add(d).read() } as u64;
-    }
+    // SAFETY: as promised by the caller.
+    let given = unsafe { items(at, dims) }?;
+    out.iter_mut().zip(given).for_each(|(out, n)| *out = *n as u64);
     Some(out)
 }
 
@@ -65,7 +59,7 @@ fn number(result: Result<u32, Failure>) -> u32 {
 
 #[no_mangle]
 unsafe extern "C" fn belay_dataset(
-    name: *const c_char,
+    name: Text<'_>,
     at: *mut c_void,
     elem: usize,
     dims: c_int,
@@ -73,17 +67,16 @@ unsafe extern "C" fn belay_dataset(
     stride: *const usize,
 ) -> u32 {
     let declare = || {
-        // SAFETY: of the header.
-        let name = unsafe { text(name) }?;
+        let name = given(&name)?;
         let dims = usize::try_from(dims).ok().filter(|d| (1..=MAX_DIMS).contains(d));
         let dims = dims.ok_or_else(|| Failure::invalid("a dataset has 1 to 5 dimensions"))?;
         if at.is_null() {
             return Err(Failure::invalid("there is no array"));
         }
-        // SAFETY: of the header.
-        let extent = unsafe { numbers(extent, dims) }.ok_or_else(|| Failure::invalid("there is no extent"))?;
-        // SAFETY: of the header.
-        let shape = match unsafe { numbers(stride, dims) } {
+        // SAFETY: of the header: a number for each dimension, or null.
+        let (extent, stride) = unsafe { (numbers(extent, dims), numbers(stride, dims)) };
+        let extent = extent.ok_or_else(|| Failure::invalid("there is no extent"))?;
+        let shape = match stride {
             Some(stride) => Shape::new(at as u64, elem as u64, extent, stride),
             None => Shape::dense(at as u64, elem as u64, &extent),
         };
@@ -118,20 +111,16 @@ extern "C" fn belay_live(dataset: u32, always: c_int) -> c_int {
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_site_id(name: *const c_char) -> u32 {
-    // SAFETY: of the header.
-    let site = unsafe { text(name) }.and_then(|name| Ok(belay_tracker::site(name)?));
+extern "C" fn belay_site_id(name: Text<'_>) -> u32 {
+    let site = given(&name).and_then(|name| Ok(belay_tracker::site(name)?));
     number(site)
 }
 
 #[no_mangle]
 unsafe extern "C" fn belay_enter(site: u32, uses: *const Use, n: c_int) {
     let n = usize::try_from(n).unwrap_or(0);
-    let uses = match uses.is_null() {
-        true => &[][..],
-        // SAFETY: of the header: a list of `n` uses.
-        false => unsafe { std::slice::from_raw_parts(uses, n) },
-    };
+    // SAFETY: of the header: a list of `n` uses.
+    let uses = unsafe { items(uses, n) }.unwrap_or(&[]);
     let part = |u: &Use| {
         let mode = match u.mode {
             READ => Mode::Read,
@@ -144,7 +133,8 @@ unsafe extern "C" fn belay_enter(site: u32, uses: *const Use, n: c_int) {
             false => {
                 let dims = belay_tracker::dims(u.dataset);
                 // SAFETY: of the header: as many numbers as the dataset has dimensions.
-                Some(unsafe { (std::slice::from_raw_parts(u.lo, dims), std::slice::from_raw_parts(u.hi, dims)) })
+                let (lo, hi) = unsafe { (items(u.lo, dims), items(u.hi, dims)) };
+                lo.zip(hi)
             }
         };
         Part {

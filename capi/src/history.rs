@@ -3,12 +3,14 @@
 // Every function here is called from C: what holds for the pointers is said in the header, and null is looked for.
 #![allow(clippy::missing_safety_doc)]
 
+use crate::door::{give, into, list, MOST};
 use crate::error::{answer, Failure};
 use crate::options::HistoryOptions;
-use crate::regions::Regions;
-use belay_recall::{After, Background, History, HistoryError, Level, Life, Shape, Span};
+use crate::regions::{Regions, Span, Used};
+use belay_recall::{After, Background, History, HistoryError, Level, Life, Shape};
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What `belay_history` is.
 pub(crate) struct Handle {
@@ -16,6 +18,8 @@ pub(crate) struct Handle {
     life: Life,
     regions: Arc<Regions>,
     background: Background,
+    /// Held during a put or get: the next one makes no reference to its regions before.
+    turn: Arc<Mutex<()>>,
 }
 
 /// Of the header.
@@ -39,67 +43,70 @@ pub(crate) struct HistoryStats {
     reserved: [u64; 16],
 }
 
-/// Bytes of the largest object that there can be.
-const MOST: usize = isize::MAX as usize;
+/// A handle of `belay_history_open` that has not been closed, or null: what C gives.
+type Given<'a> = Option<&'a Handle>;
 
-fn shape(regions: &[(u32, Span)]) -> Result<Shape, Failure> {
-    Ok(Shape::new(regions.iter().map(|(id, s)| (*id, s.len() as u64)))?)
-}
-
-/// # Safety
-/// A handle of `belay_history_open` that has not been closed, or null.
-unsafe fn of<'a>(handle: *const Handle) -> Result<&'a Handle, Failure> {
-    // SAFETY: as promised by the caller.
-    let handle = unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid("there is no history"))?;
+fn of(handle: Given<'_>) -> Result<&Handle, Failure> {
+    let handle = handle.ok_or_else(|| Failure::invalid("there is no history"))?;
     // Before any lock, which a thread of the parent may have held.
     handle.history.is_own()?;
     Ok(handle)
 }
 
 /// The same, when no put goes on in the background: its version is there as any other then, or is not.
-///
-/// # Safety
-/// As for [`of`].
-unsafe fn settled<'a>(handle: *const Handle) -> Result<&'a Handle, Failure> {
-    // SAFETY: as promised by the caller.
-    let handle = unsafe { of(handle) }?;
+fn settled(handle: Given<'_>) -> Result<&Handle, Failure> {
+    let handle = of(handle)?;
     handle.background.settle();
     Ok(handle)
 }
 
-/// # Safety
-/// A place for a value, or null.
-unsafe fn into<'a, T>(place: *mut T) -> Result<&'a mut T, Failure> {
-    // SAFETY: as promised by the caller.
-    unsafe { place.as_mut() }.ok_or_else(|| Failure::invalid("there is no place for the answer"))
+/// A put or get, which has the regions for itself.
+struct Turn {
+    history: Arc<History>,
+    used: Used,
+    turn: Arc<Mutex<()>>,
 }
 
-/// # Safety
-/// A list of `n` values; null if there are none.
-unsafe fn list<'a, T>(at: *const T, n: usize) -> Result<&'a [T], Failure> {
-    match (at.is_null(), n) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(Failure::invalid("there is no list")),
-        _ if n > MOST / size_of::<T>() => Err(Failure::invalid("no list is that long")),
-        // SAFETY: as promised by the caller.
-        (false, _) => Ok(unsafe { std::slice::from_raw_parts(at, n) }),
+impl Turn {
+    fn of(handle: &Handle) -> Self {
+        Self {
+            history: handle.history.clone(),
+            used: handle.regions.used(),
+            turn: handle.turn.clone(),
+        }
     }
-}
 
-/// Writes the first `room` of `all` to `at`.
-///
-/// # Safety
-/// `at` has a place for `room` values, or is null.
-unsafe fn give<T: Copy>(all: &[T], at: *mut T, room: usize) -> Result<(), Failure> {
-    let first = &all[..room.min(all.len())];
-    if at.is_null() && room > 0 {
-        return Err(Failure::invalid("there is no place for the numbers"));
+    fn put(&self, version: u64) -> Result<(), HistoryError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: of the header: regions are memory that stays as it is during a put, also one in the background. Who gives
+        // them up waits for `used`, and gets, which write to them, have turns of their own.
+        let parts = self.used.all.iter().map(|(id, span)| (*id, unsafe { span.bytes() }));
+        self.history.put(version, &parts.collect::<Vec<_>>())
     }
-    if !first.is_empty() {
-        // SAFETY: as promised by the caller: `first` is not longer than `room`.
-        unsafe { at.copy_from_nonoverlapping(first.as_ptr(), first.len()) };
+
+    fn get(&self, version: u64, after: After) -> Result<(), HistoryError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let overlapping = self.used.overlapping();
+        let (mut apart, common): (Vec<(u32, Span)>, Vec<_>) = self.used.all.iter().partition(|(id, _)| !overlapping.contains(id));
+        // What has bytes in common is read to places of its own first.
+        let mut places: Vec<Vec<u8>> = common.iter().map(|(_, span)| vec![0; span.len()]).collect();
+        // SAFETY: of the header: regions are memory that nobody uses during a get. Who gives them up waits for `used`;
+        // puts and other gets have turns of their own; and no two of these have a byte in common.
+        let parts = apart.iter_mut().map(|(id, span)| (*id, unsafe { span.bytes_mut() }));
+        let mut parts: Vec<(u32, &mut [u8])> = parts.collect();
+        let to_places = common.iter().zip(&mut places).map(|((id, _), place)| (*id, &mut place[..]));
+        parts.extend(to_places);
+        self.history.get(version, &mut parts, after)?;
+        for ((_, mut span), place) in common.into_iter().zip(places) {
+            // SAFETY: as above, one after the other; and those of before are not used any more.
+            unsafe { span.bytes_mut() }.copy_from_slice(&place);
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn shape(&self) -> Result<Shape, HistoryError> {
+        Shape::new(self.used.all.iter().map(|(id, s)| (*id, s.len() as u64)))
+    }
 }
 
 fn level(number: u32) -> Result<Level, Failure> {
@@ -112,33 +119,32 @@ fn level(number: u32) -> Result<Level, Failure> {
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_open(options: *const HistoryOptions, handle: *mut *mut Handle) -> c_int {
+extern "C" fn belay_history_open(
+    options: Option<&HistoryOptions<'_>>,
+    handle: Option<&mut MaybeUninit<Option<Box<Handle>>>>,
+) -> c_int {
     let open = || {
-        // SAFETY: of the header: a place for the handle.
-        let place = unsafe { into(handle) }?;
-        *place = std::ptr::null_mut();
-        // SAFETY: of the header: options, or null.
-        let options = unsafe { options.as_ref() }.ok_or_else(|| Failure::invalid("there are no options"))?;
-        // SAFETY: of the header: their strings.
-        let options = unsafe { options.read() }?;
+        let place = into(handle)?;
+        place.write(None);
+        let options = options.ok_or_else(|| Failure::invalid("there are no options"))?.read()?;
         let life = options.life;
         let history = History::open(options)?;
-        *place = Box::into_raw(Box::new(Handle {
+        place.write(Some(Box::new(Handle {
             history: Arc::new(history),
             life,
             regions: Arc::default(),
             background: Background::default(),
-        }));
+            turn: Arc::default(),
+        })));
         Ok(())
     };
     answer(open())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_region(handle: *const Handle, id: u32, at: *mut c_void, bytes: usize) -> c_int {
+extern "C" fn belay_history_region(handle: Given<'_>, id: u32, at: *mut c_void, bytes: usize) -> c_int {
     let region = || {
-        // SAFETY: of the header.
-        let handle = unsafe { of(handle) }?;
+        let handle = of(handle)?;
         let span = match (at.is_null(), bytes) {
             (true, 0) => None,
             (true, _) => return Err(Failure::invalid("a region has memory")),
@@ -152,51 +158,35 @@ unsafe extern "C" fn belay_history_region(handle: *const Handle, id: u32, at: *m
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_put(handle: *const Handle, version: u64) -> c_int {
+extern "C" fn belay_history_put(handle: Given<'_>, version: u64) -> c_int {
     let put = || {
-        // SAFETY: of the header.
-        let handle = unsafe { settled(handle) }?;
-        let used = handle.regions.used();
-        // SAFETY: of the header: regions are memory that stays as it is during a put.
-        unsafe { handle.history.put_spans(version, shape(&used.all)?, used.all.clone()) }?;
-        Ok(())
+        let handle = settled(handle)?;
+        Ok(Turn::of(handle).put(version)?)
     };
     answer(put())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_put_async(
-    handle: *const Handle,
-    version: u64,
-    cu_stream: *mut c_void,
-    cu_event: *mut c_void,
-) -> c_int {
+extern "C" fn belay_history_put_async(handle: Given<'_>, version: u64, cu_stream: *mut c_void, cu_event: *mut c_void) -> c_int {
     let put = || {
-        // SAFETY: of the header.
-        let handle = unsafe { settled(handle) }?;
+        let handle = settled(handle)?;
         if !cu_stream.is_null() || !cu_event.is_null() {
             return Err(Failure::no_device());
         }
         if let Ok(_) | Err(HistoryError::Damaged(_)) = handle.history.shape(version) {
             return Err(HistoryError::Exists(version).into());
         }
-        let (history, used) = (handle.history.clone(), handle.regions.used());
-        let shape = shape(&used.all)?;
-        handle.background.begin(version, move || {
-            // SAFETY: of the header: regions are memory that stays as it is until the put has been waited for; and `used`
-            // has it wait who gives them up.
-            unsafe { history.put_spans(version, shape, used.all.clone()) }
-        })?;
-        Ok(())
+        let turn = Turn::of(handle);
+        turn.shape()?;
+        Ok(handle.background.begin(version, move || turn.put(version))?)
     };
     answer(put())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_put_wait(handle: *const Handle, version: u64) -> c_int {
+extern "C" fn belay_history_put_wait(handle: Given<'_>, version: u64) -> c_int {
     let wait = || {
-        // SAFETY: of the header.
-        let handle = unsafe { of(handle) }?;
+        let handle = of(handle)?;
         handle.background.end_of(version)?;
         handle.history.shape(version)?;
         Ok(())
@@ -205,28 +195,24 @@ unsafe extern "C" fn belay_history_put_wait(handle: *const Handle, version: u64)
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_get(handle: *const Handle, version: u64, flags: u32) -> c_int {
+extern "C" fn belay_history_get(handle: Given<'_>, version: u64, flags: u32) -> c_int {
     let get = || {
-        // SAFETY: of the header.
-        let handle = unsafe { settled(handle) }?;
+        let handle = settled(handle)?;
         let after = match (flags, handle.life) {
             (0, Life::UntilRead) | (1, _) => After::Discard,
             (0, Life::Lasting) | (2, _) => After::Keep,
             _ => return Err(Failure::invalid("there are no such flags of a get")),
         };
-        let used = handle.regions.used();
-        // SAFETY: of the header: regions are memory that nobody uses during a get.
-        unsafe { handle.history.get_spans(version, &shape(&used.all)?, used.all.clone(), after) }?;
-        Ok(())
+        Ok(Turn::of(handle).get(version, after)?)
     };
     answer(get())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_hint(handle: *const Handle, versions: *const u64, n: usize) -> c_int {
+unsafe extern "C" fn belay_history_hint(handle: Given<'_>, versions: *const u64, n: usize) -> c_int {
     let hint = || {
         // SAFETY: of the header.
-        let (handle, versions) = unsafe { (of(handle)?, list(versions, n)?) };
+        let (handle, versions) = (of(handle)?, unsafe { list(versions, n)? });
         handle.history.hint(versions.iter().copied())?;
         Ok(())
     };
@@ -234,10 +220,10 @@ unsafe extern "C" fn belay_history_hint(handle: *const Handle, versions: *const 
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_hint_sized(handle: *const Handle, versions: *const u64, bytes: *const u64, n: usize) -> c_int {
+unsafe extern "C" fn belay_history_hint_sized(handle: Given<'_>, versions: *const u64, bytes: *const u64, n: usize) -> c_int {
     let hint = || {
         // SAFETY: of the header.
-        let (handle, versions, bytes) = unsafe { (of(handle)?, list(versions, n)?, list(bytes, n)?) };
+        let (handle, (versions, bytes)) = (of(handle)?, unsafe { (list(versions, n)?, list(bytes, n)?) });
         let order = versions.iter().copied().zip(bytes.iter().copied().map(Some));
         handle.history.hint_sized(order)?;
         Ok(())
@@ -246,10 +232,10 @@ unsafe extern "C" fn belay_history_hint_sized(handle: *const Handle, versions: *
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_hint_replace(handle: *const Handle, from: usize, versions: *const u64, n: usize) -> c_int {
+unsafe extern "C" fn belay_history_hint_replace(handle: Given<'_>, from: usize, versions: *const u64, n: usize) -> c_int {
     let hint = || {
         // SAFETY: of the header.
-        let (handle, versions) = unsafe { (of(handle)?, list(versions, n)?) };
+        let (handle, versions) = (of(handle)?, unsafe { list(versions, n)? });
         handle.history.hint_replace(from, versions.iter().copied())?;
         Ok(())
     };
@@ -257,19 +243,17 @@ unsafe extern "C" fn belay_history_hint_replace(handle: *const Handle, from: usi
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_prefetch(handle: *const Handle, on: c_int) -> c_int {
-    // SAFETY: of the header.
-    answer(unsafe { of(handle) }.and_then(|h| Ok(h.history.prefetch(on != 0)?)))
+extern "C" fn belay_history_prefetch(handle: Given<'_>, on: c_int) -> c_int {
+    answer(of(handle).and_then(|h| Ok(h.history.prefetch(on != 0)?)))
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_size(handle: *const Handle, version: u64, id: u32, bytes: *mut usize) -> c_int {
+extern "C" fn belay_history_size(handle: Given<'_>, version: u64, id: u32, bytes: Option<&mut MaybeUninit<usize>>) -> c_int {
     let size = || {
-        // SAFETY: of the header.
-        let (handle, place) = unsafe { (settled(handle)?, into(bytes)?) };
+        let (handle, place) = (settled(handle)?, into(bytes)?);
         let part = handle.history.shape(version)?.part(id);
         let part = part.ok_or_else(|| Failure::new(libc::ENOENT, &format!("version {version} has no region {id}")))?;
-        *place = part as usize;
+        place.write(part as usize);
         Ok(())
     };
     answer(size())
@@ -277,36 +261,33 @@ unsafe extern "C" fn belay_history_size(handle: *const Handle, version: u64, id:
 
 #[no_mangle]
 unsafe extern "C" fn belay_history_regions(
-    handle: *const Handle,
+    handle: Given<'_>,
     version: u64,
     ids: *mut u32,
     room: usize,
-    n: *mut usize,
+    n: Option<&mut MaybeUninit<usize>>,
 ) -> c_int {
     let regions = || {
-        // SAFETY: of the header.
-        let (handle, n) = unsafe { (settled(handle)?, into(n)?) };
+        let (handle, n) = (settled(handle)?, into(n)?);
         let shape = handle.history.shape(version)?;
         let all: Vec<u32> = shape.parts().iter().map(|(id, _)| *id).collect();
         // SAFETY: of the header: a place for `room` numbers.
         unsafe { give(&all, ids, room) }?;
-        *n = all.len();
+        n.write(all.len());
         Ok(())
     };
     answer(regions())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_drop(handle: *const Handle, version: u64) -> c_int {
-    // SAFETY: of the header.
-    answer(unsafe { settled(handle) }.and_then(|h| Ok(h.history.drop_version(version)?)))
+extern "C" fn belay_history_drop(handle: Given<'_>, version: u64) -> c_int {
+    answer(settled(handle).and_then(|h| Ok(h.history.drop_version(version)?)))
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_wait(handle: *const Handle, level: u32) -> c_int {
+extern "C" fn belay_history_wait(handle: Given<'_>, level: u32) -> c_int {
     let wait = || {
-        // SAFETY: of the header.
-        let handle = unsafe { settled(handle) }?;
+        let handle = settled(handle)?;
         handle.history.wait(self::level(level)?)?;
         Ok(handle.background.failure()?)
     };
@@ -314,10 +295,9 @@ unsafe extern "C" fn belay_history_wait(handle: *const Handle, level: u32) -> c_
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_is_at(handle: *const Handle, level: u32) -> c_int {
+extern "C" fn belay_history_is_at(handle: Given<'_>, level: u32) -> c_int {
     let is_at = || {
-        // SAFETY: of the header.
-        let handle = unsafe { of(handle) }?;
+        let handle = of(handle)?;
         let level = self::level(level)?;
         Ok(!handle.background.is_busy() && handle.history.is_at(level)?)
     };
@@ -328,26 +308,29 @@ unsafe extern "C" fn belay_history_is_at(handle: *const Handle, level: u32) -> c
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_versions(handle: *const Handle, versions: *mut u64, room: usize, n: *mut usize) -> c_int {
+unsafe extern "C" fn belay_history_versions(
+    handle: Given<'_>,
+    versions: *mut u64,
+    room: usize,
+    n: Option<&mut MaybeUninit<usize>>,
+) -> c_int {
     let versions = || {
-        // SAFETY: of the header.
-        let (handle, n) = unsafe { (settled(handle)?, into(n)?) };
+        let (handle, n) = (settled(handle)?, into(n)?);
         let all = handle.history.versions()?;
         // SAFETY: of the header: a place for `room` numbers.
         unsafe { give(&all, versions, room) }?;
-        *n = all.len();
+        n.write(all.len());
         Ok(())
     };
     answer(versions())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_get_stats(handle: *const Handle, stats: *mut HistoryStats) -> c_int {
+extern "C" fn belay_history_get_stats(handle: Given<'_>, stats: Option<&mut MaybeUninit<HistoryStats>>) -> c_int {
     let get = || {
-        // SAFETY: of the header.
-        let (handle, place) = unsafe { (of(handle)?, into(stats)?) };
+        let (handle, place) = (of(handle)?, into(stats)?);
         let s = handle.history.stats()?;
-        *place = HistoryStats {
+        place.write(HistoryStats {
             puts: s.puts,
             gets: s.gets,
             put_ns: s.put_ns,
@@ -363,20 +346,17 @@ unsafe extern "C" fn belay_history_get_stats(handle: *const Handle, stats: *mut 
             versions: s.versions,
             held: s.held,
             ..HistoryStats::default()
-        };
+        });
         Ok(())
     };
     answer(get())
 }
 
 #[no_mangle]
-unsafe extern "C" fn belay_history_close(handle: *mut Handle) -> c_int {
+extern "C" fn belay_history_close(handle: Option<Box<Handle>>) -> c_int {
     let close = || {
-        if handle.is_null() {
-            return Err(Failure::invalid("there is no history"));
-        }
-        // SAFETY: of the header: made by `belay_history_open`, and not used any more.
-        let Handle { history, background, .. } = *unsafe { Box::from_raw(handle) };
+        let handle = handle.ok_or_else(|| Failure::invalid("there is no history"))?;
+        let Handle { history, background, .. } = *handle;
         let put = match history.is_own() {
             Ok(()) => background.end(),
             // A child has not got the thread that is to be joined.

@@ -1,16 +1,17 @@
 //! `belay_history_opts`.
 
+use crate::door::Text;
 use crate::error::Failure;
 use belay_history::plan::Rules;
 use belay_recall::{Layout, Life, Options};
-use std::ffi::{c_char, CStr, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 /// Of the header.
 #[repr(C)]
-pub(crate) struct HistoryOptions {
-    name: *const c_char,
-    dir: *const c_char,
+pub(crate) struct HistoryOptions<'a> {
+    name: Text<'a>,
+    dir: Text<'a>,
     host_bytes: u64,
     device_bytes: u64,
     extent_bytes: u64,
@@ -23,22 +24,14 @@ pub(crate) struct HistoryOptions {
 
 const HOST_BYTES: u64 = 1 << 30;
 
-/// # Safety
-/// A string of C or null.
-unsafe fn string<'a>(s: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
-    if s.is_null() {
-        return Err(Failure::invalid(&format!("a history needs a {what}")));
-    }
-    // SAFETY: as promised by the caller.
-    Ok(unsafe { CStr::from_ptr(s) })
+fn given<'a>(text: &Text<'a>, what: &str) -> Result<&'a CStr, Failure> {
+    text.get()
+        .ok_or_else(|| Failure::invalid(&format!("a history needs a {what}")))
 }
 
-impl HistoryOptions {
-    /// # Safety
-    /// `name` and `dir` are strings of C or null.
-    pub(crate) unsafe fn read(&self) -> Result<Options, Failure> {
-        // SAFETY: as promised to this function.
-        let (name, dir) = unsafe { (string(self.name, "name")?, string(self.dir, "directory")?) };
+impl HistoryOptions<'_> {
+    pub(crate) fn read(&self) -> Result<Options, Failure> {
+        let (name, dir) = (given(&self.name, "name")?, given(&self.dir, "directory")?);
         let name = name
             .to_str()
             .map_err(|_| Failure::invalid("the name of a history is UTF-8"))?;

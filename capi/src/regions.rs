@@ -1,8 +1,41 @@
 //! The parts of a history's versions, in the program's memory, and who is at them.
 
-use belay_recall::Span;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Memory of the program: where it begins, and its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    at: usize,
+    len: usize,
+}
+
+impl Span {
+    pub(crate) fn new(at: *mut u8, len: usize) -> Self {
+        Self {
+            at: at.expose_provenance(),
+            len,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// # Safety
+    /// The memory is there, and nobody writes to it before the borrow ends.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: as promised by the caller; it is no null pointer, which is no region.
+        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.at), self.len) }
+    }
+
+    /// # Safety
+    /// The memory is there, and nobody else uses it before the borrow ends.
+    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as promised by the caller; it is no null pointer, which is no region.
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.at), self.len) }
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Regions {
@@ -62,6 +95,25 @@ impl Regions {
     }
 }
 
+impl Used {
+    /// Numbers of the regions that have a byte in common with another one.
+    pub(crate) fn overlapping(&self) -> BTreeSet<u32> {
+        let mut all: Vec<_> = self.all.iter().filter(|(_, s)| s.len > 0).copied().collect();
+        all.sort_unstable_by_key(|(_, s)| s.at);
+        // Each with those after it that begin before all up to there have ended.
+        let mut end = 0;
+        let mut groups: Vec<Vec<u32>> = Vec::new();
+        for (id, span) in all {
+            match groups.last_mut() {
+                Some(group) if span.at < end => group.push(id),
+                _ => groups.push(vec![id]),
+            }
+            end = end.max(span.at.saturating_add(span.len));
+        }
+        groups.into_iter().filter(|g| g.len() > 1).flatten().collect()
+    }
+}
+
 impl Drop for Used {
     fn drop(&mut self) {
         let mut now = self.of.lock();
@@ -109,5 +161,23 @@ mod tests {
             assert!(given_up.join().unwrap());
             assert_eq!(after.all[0].0, 2);
         });
+    }
+
+    #[test]
+    fn regions_with_bytes_in_common_are_found() {
+        let regions = Arc::new(Regions::default());
+        let all = [
+            (1, 64, 8),
+            (2, 72, 8),
+            (3, 100, 50),
+            (4, 110, 5),
+            (5, 149, 9),
+            (6, 158, 0),
+            (7, 158, 1),
+        ];
+        for (id, at, len) in all {
+            regions.set(id, Some(Span::new(std::ptr::without_provenance_mut(at), len)));
+        }
+        assert_eq!(regions.used().overlapping(), BTreeSet::from([3, 4, 5]));
     }
 }

@@ -25,6 +25,7 @@ pub mod namespaces;
 pub mod net;
 pub mod numbers;
 pub mod pagemap;
+pub mod pages;
 pub mod patience;
 pub mod pidfd;
 pub mod place;

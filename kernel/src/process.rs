@@ -46,6 +46,15 @@ pub fn is_secure() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
+/// Calls `handler` before each `fork` of the C library, in the thread that forks. It cannot be taken back.
+pub fn before_fork(handler: extern "C" fn()) -> io::Result<()> {
+    // SAFETY: a function, which lives as long as the process.
+    match unsafe { libc::pthread_atfork(Some(handler), None, None) } {
+        0 => Ok(()),
+        e => Err(io::Error::from_raw_os_error(e)),
+    }
+}
+
 /// Reaps one child that has ended, or a traced thread: its number and status word.
 pub fn reap() -> Option<(i32, i32)> {
     let mut status = 0;

@@ -19,10 +19,7 @@ pub fn unregister() -> io::Result<()> {
     }
     // SAFETY: glibc documents it as a ptrdiff_t.
     let offset = unsafe { offset.cast::<isize>().read() };
-    let base: isize;
-    // SAFETY: reads the thread pointer, which x86-64 keeps at offset 0 of the thread block.
-    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) base, options(nostack, readonly, preserves_flags)) };
-    let area = base.wrapping_add(offset) as usize;
+    let area = crate::cpu::thread_block().wrapping_add_signed(offset as i64) as usize;
     // SAFETY: reads a number.
     let feature = unsafe { libc::getauxval(AT_RSEQ_FEATURE_SIZE) } as usize;
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);

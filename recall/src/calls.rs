@@ -3,9 +3,9 @@
 use crate::desk::{Desk, Task};
 use crate::device::Lane;
 use crate::files::CopyError;
-use crate::lane::carry_out;
+use crate::lane::{carry_out, Parts};
 use crate::shape::Shape;
-use crate::{After, History, HistoryError, Span};
+use crate::{After, History, HistoryError};
 use belay_history::Version;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -19,16 +19,6 @@ fn error(version: u64, what: &str, e: CopyError) -> HistoryError {
     }
 }
 
-/// The memory of the parts, in their order.
-fn in_order(shape: &Shape, mut spans: Vec<(u32, Span)>) -> Result<Vec<Span>, HistoryError> {
-    spans.sort_unstable_by_key(|s| s.0);
-    let parts = spans.iter().map(|(id, s)| (*id, s.len() as u64));
-    match parts.eq(shape.parts().iter().copied()) {
-        true => Ok(spans.into_iter().map(|s| s.1).collect()),
-        false => Err(HistoryError::Invalid("the memory does not fit the parts")),
-    }
-}
-
 /// A copy of a call that has been carried out.
 struct Carried<'a> {
     desk: MutexGuard<'a, Desk>,
@@ -37,12 +27,13 @@ struct Carried<'a> {
 }
 
 impl History {
-    /// As [`History::put`], from memory that the caller vouches for.
-    ///
-    /// # Safety
-    /// The memory of all spans is there, and nobody writes to it before this returns.
-    pub unsafe fn put_spans(&self, version: u64, shape: Shape, spans: Vec<(u32, Span)>) -> Result<(), HistoryError> {
-        let (began, spans, shape) = (Instant::now(), in_order(&shape, spans)?, Arc::new(shape));
+    /// Writes a version: parts with numbers of their own. Returns when a tier has all of it.
+    pub fn put(&self, version: u64, parts: &[(u32, &[u8])]) -> Result<(), HistoryError> {
+        let began = Instant::now();
+        let shape = Arc::new(Shape::new(parts.iter().map(|(id, p)| (*id, p.len() as u64)))?);
+        let mut parts = parts.to_vec();
+        parts.sort_unstable_by_key(|p| p.0);
+        let from: Vec<&[u8]> = parts.into_iter().map(|p| p.1).collect();
         let _turn = self.turn()?;
         let mut desk = self.desk()?;
         if desk.is_known(version) {
@@ -52,8 +43,7 @@ impl History {
         desk.enter(version, shape);
         let asked = desk.planner.put(self.shared.now(), Version(version), bytes.max(1));
         desk.check(asked);
-        // SAFETY: as promised to this function; the place is new.
-        let Carried { mut desk, task, end } = unsafe { self.copy(desk, &spans)? };
+        let Carried { mut desk, task, end } = self.copy(desk, Parts::From(&from))?;
         let now = self.shared.now();
         match end {
             Ok(()) => {
@@ -75,21 +65,23 @@ impl History {
         end.map_err(|e| error(version, "put", e))
     }
 
-    /// As [`History::get`], into memory that the caller vouches for.
-    ///
-    /// # Safety
-    /// The memory of all spans is there, and nobody else uses it before this returns.
-    pub unsafe fn get_spans(&self, version: u64, shape: &Shape, spans: Vec<(u32, Span)>, after: After) -> Result<(), HistoryError> {
-        let (began, spans) = (Instant::now(), in_order(shape, spans)?);
+    /// Reads a version back into parts of the numbers and sizes that it was put with, in any order. After an error the
+    /// parts may hold anything.
+    pub fn get(&self, version: u64, parts: &mut [(u32, &mut [u8])], after: After) -> Result<(), HistoryError> {
+        let began = Instant::now();
+        let shape = Shape::new(parts.iter().map(|(id, p)| (*id, p.len() as u64)))?;
+        let mut parts: Vec<(u32, &mut [u8])> = parts.iter_mut().map(|(id, p)| (*id, &mut **p)).collect();
+        parts.sort_unstable_by_key(|p| p.0);
+        let mut to: Vec<&mut [u8]> = parts.into_iter().map(|p| p.1).collect();
         let _turn = self.turn()?;
         let mut desk = self.desk()?;
-        if *desk.shape(version)? != *shape {
+        if *desk.shape(version)? != shape {
             return Err(HistoryError::Parts(version));
         }
         let asked = desk.planner.get(self.shared.now(), Version(version), after);
         desk.check(asked);
-        // SAFETY: as promised to this function; the place stays as it is while the planner has been told of a copy from there.
-        let Carried { mut desk, task, end } = unsafe { self.copy(desk, &spans)? };
+        // The place stays as it is while the planner has been told of a copy from there.
+        let Carried { mut desk, task, end } = self.copy(desk, Parts::To(&mut to))?;
         if end.is_ok() && after == After::Discard {
             desk = self.shared.halt(desk, Version(version));
         }
@@ -116,10 +108,7 @@ impl History {
     }
 
     /// Waits for the copy that the planner begins for this call, and carries it out.
-    ///
-    /// # Safety
-    /// The memory of all spans is there, and this copy's alone.
-    unsafe fn copy<'a>(&'a self, mut desk: MutexGuard<'a, Desk>, spans: &[Span]) -> Result<Carried<'a>, HistoryError> {
+    fn copy<'a>(&'a self, mut desk: MutexGuard<'a, Desk>, mut parts: Parts) -> Result<Carried<'a>, HistoryError> {
         self.shared.poll(&mut desk);
         let task = loop {
             desk.fault()?;
@@ -129,8 +118,7 @@ impl History {
             desk = self.shared.pause(desk);
         };
         drop(desk);
-        // SAFETY: the planner has given the place to this version; `spans` as promised to this function.
-        let end = unsafe { carry_out(&self.shared, &task, spans, Lane::Call) };
+        let end = carry_out(&self.shared, &task, &mut parts, Lane::Call);
         let desk = self.shared.lock();
         Ok(Carried { desk, task, end })
     }

@@ -6,7 +6,7 @@ use crate::files::{CopyError, Files, Key};
 use crate::numbers::Numbers;
 use crate::options::{Layout, Options};
 use crate::shape::Shape;
-use crate::{HistoryError, Level, Life, Span, Stats};
+use crate::{HistoryError, Level, Life, Stats};
 use belay_history::plan::{Config, Copy, Job, Link, PlanError, Planner};
 use belay_history::table::Room;
 use belay_history::Version;
@@ -25,7 +25,7 @@ const DISK: f64 = 1e9;
 /// Where bytes lie.
 pub(crate) enum Tier {
     Device(Arc<dyn Device>),
-    Host(Host),
+    Host(Arc<Host>),
     Files,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Side {
     /// The parts of the caller.
     Program,
     Device(Arc<dyn Device>, Vec<Range<u64>>),
-    Memory(Vec<Span>),
+    Memory(Arc<Host>, Vec<Range<u64>>),
     File,
 }
 
@@ -128,7 +128,7 @@ impl Shared {
             links: vec![link(DISK, false)],
             copy: COPY,
         };
-        let mut tiers = vec![Tier::Host(host), Tier::Files];
+        let mut tiers = vec![Tier::Host(Arc::new(host)), Tier::Files];
         if let Some(device) = &options.device {
             config.rooms.insert(0, room(device.bytes()));
             config.links.insert(0, link(LINK, true));
@@ -283,7 +283,7 @@ impl Shared {
         };
         match &self.tiers[tier] {
             Tier::Device(device) => Side::Device(device.clone(), place),
-            Tier::Host(host) => Side::Memory(host.spans(&place)),
+            Tier::Host(host) => Side::Memory(host.clone(), place),
             Tier::Files => Side::File,
         }
     }
@@ -410,8 +410,8 @@ impl Shared {
 /// A number below 2^24 that memory does not tell.
 fn chance() -> u64 {
     let mut bytes = [0; 3];
-    // SAFETY: a live array of this length. Where the kernel gives nothing, the clock has to do.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    // Where the kernel gives nothing, the clock has to do.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
     u64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]))
 }
 

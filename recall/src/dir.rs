@@ -1,50 +1,33 @@
 //! The directory of a history. It is opened once, belongs to one user, and everything in it is reached by way of that.
 
-use std::ffi::CString;
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// See the module.
 pub(crate) struct Dir(File);
 
-fn c_name(name: &str) -> io::Result<CString> {
-    CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
-}
-
-/// The system's answer to a call that gives 0 or more.
-pub(crate) fn answer(n: i32) -> io::Result<i32> {
-    match n {
-        0.. => Ok(n),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// What is there already was not to be made.
-fn made(answer: io::Result<i32>) -> io::Result<bool> {
+fn made(answer: rustix::io::Result<()>) -> io::Result<bool> {
     match answer {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(e) => Err(e),
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(e) => Err(e.into()),
     }
 }
 
 /// Opens a name, which is no link, in a directory.
-fn open_at(dir: &File, name: &str, flags: i32) -> io::Result<File> {
-    let name = c_name(name)?;
-    let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    // SAFETY: the name ends with a zero byte.
-    let fd = answer(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags, 0o600) })?;
-    // SAFETY: the descriptor was just made, and nobody else has it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+fn open_at(dir: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
 fn make_at(dir: &File, name: &str) -> io::Result<bool> {
-    let name = c_name(name)?;
-    // SAFETY: the name ends with a zero byte.
-    made(answer(unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) }))
+    made(rustix::fs::mkdirat(dir, name, Mode::RWXU))
 }
 
 fn names(dir: &File) -> io::Result<Vec<String>> {
@@ -55,11 +38,9 @@ fn names(dir: &File) -> io::Result<Vec<String>> {
 }
 
 fn unlink_at(dir: &File, name: &str) -> io::Result<()> {
-    let name = c_name(name)?;
-    // SAFETY: the name ends with a zero byte.
-    match answer(unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) }) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -69,20 +50,19 @@ impl Dir {
         if make_at(parent, name)? {
             parent.sync_all()?;
         }
-        open_at(parent, name, libc::O_DIRECTORY).map(Self)
+        open_at(parent, name, OFlags::DIRECTORY).map(Self)
     }
 
     /// Device and inode, where the directory is this user's alone.
     pub(crate) fn identity(&self) -> io::Result<Option<(u64, u64)>> {
         let meta = self.0.metadata()?;
-        // SAFETY: it only asks.
-        let user = unsafe { libc::geteuid() };
+        let user = rustix::process::geteuid().as_raw();
         let is_private = meta.uid() == user && meta.mode() & 0o077 == 0;
         Ok(is_private.then_some((meta.dev(), meta.ino())))
     }
 
     /// Opens `name`, which is no link.
-    pub(crate) fn open(&self, name: &str, flags: i32) -> io::Result<File> {
+    pub(crate) fn open(&self, name: &str, flags: OFlags) -> io::Result<File> {
         open_at(&self.0, name, flags)
     }
 
@@ -98,7 +78,7 @@ impl Dir {
 
     /// A directory in it; nothing where that is gone.
     pub(crate) fn inner(&self, name: &str) -> io::Result<Option<Self>> {
-        match self.open(name, libc::O_DIRECTORY) {
+        match self.open(name, OFlags::DIRECTORY) {
             Ok(dir) => Ok(Some(Self(dir))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
@@ -111,24 +91,24 @@ impl Dir {
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        let (fd, from, to) = (self.0.as_raw_fd(), c_name(from)?, c_name(to)?);
-        // SAFETY: both names end with a zero byte.
-        answer(unsafe { libc::renameat(fd, from.as_ptr(), fd, to.as_ptr()) }).map(|_| ())
+        Ok(rustix::fs::renameat(&self.0, from, &self.0, to)?)
     }
 
     /// Gives a file of this file system a name here; false where something has it.
     pub(crate) fn link(&self, file: &File, name: &str) -> io::Result<bool> {
-        let (from, name) = (c_name(&format!("/proc/self/fd/{}", file.as_raw_fd()))?, c_name(name)?);
-        let (fd, flags) = (self.0.as_raw_fd(), libc::AT_SYMLINK_FOLLOW);
-        // SAFETY: both names end with a zero byte.
-        made(answer(unsafe {
-            libc::linkat(libc::AT_FDCWD, from.as_ptr(), fd, name.as_ptr(), flags)
-        }))
+        let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+        made(rustix::fs::linkat(
+            rustix::fs::CWD,
+            from,
+            &self.0,
+            name,
+            AtFlags::SYMLINK_FOLLOW,
+        ))
     }
 
     /// Whether something is called so.
     pub(crate) fn has(&self, name: &str) -> io::Result<bool> {
-        match self.open(name, libc::O_PATH) {
+        match self.open(name, OFlags::PATH) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
             other => other.map(|_| true),
         }

@@ -11,17 +11,17 @@
 //! apart, after a restart too. A file gets its name when all of it is written. The directory belongs to one user, and
 //! nobody else may reach it.
 
-use crate::dir::{answer, Dir};
+use crate::dir::Dir;
 use crate::keep::Keep;
 use crate::record::{Record, BLOCK, FIXED};
 use crate::shape::Shape;
-use crate::span::Cursor;
-use crate::{HistoryError, Span};
+use crate::span::{reading, writing};
+use crate::HistoryError;
 use belay_abi::histories::LOCK;
+use rustix::fs::{FlockOperation, OFlags};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -175,7 +175,7 @@ impl Files {
         }
         let claim = Claim(claim);
         let lock = own
-            .open(LOCK, libc::O_RDWR | libc::O_CREAT)
+            .open(LOCK, OFlags::RDWR | OFlags::CREATE)
             .map_err(HistoryError::io(context("open the lock of")))?;
         Self::lock(&lock).map_err(|e| match e.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => HistoryError::InUse(name.into()),
@@ -202,15 +202,7 @@ impl Files {
 
     /// A lock of the process, so that a child that is forked does not have it.
     fn lock(file: &File) -> io::Result<()> {
-        let all = libc::flock {
-            l_type: libc::F_WRLCK as i16,
-            l_whence: libc::SEEK_SET as i16,
-            l_start: 0,
-            l_len: 0,
-            l_pid: 0,
-        };
-        // SAFETY: the structure lives during the call.
-        answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &all) }).map(|_| ())
+        Ok(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive)?)
     }
 
     /// The versions; of files with one version number all but the last go.
@@ -220,7 +212,7 @@ impl Files {
             if let Some(older) = found.pop_if(|f| f.key.version == key.version) {
                 self.remove(older.key)?;
             }
-            let record = match self.dir.open(&key.name(), libc::O_RDONLY).and_then(|file| self.record(&file)) {
+            let record = match self.dir.open(&key.name(), OFlags::RDONLY).and_then(|file| self.record(&file)) {
                 Err(e) if is_of_process(&e) => return Err(e),
                 // One file that cannot be read is no matter for the others.
                 record => record.unwrap_or_default(),
@@ -248,13 +240,9 @@ impl Files {
     }
 
     /// Writes a version. Nothing is left of it if that does not come to its end.
-    ///
-    /// # Safety
-    /// `from` is memory that nobody writes to meanwhile.
-    pub(crate) unsafe fn write(&self, key: Key, shape: &Shape, from: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
+    pub(crate) fn write(&self, key: Key, shape: &Shape, from: &[&[u8]], stop: &AtomicBool) -> Result<(), CopyError> {
         let draft = self.draft(key)?;
-        // SAFETY: as promised to this function.
-        let written = unsafe { self.fill(draft.file(), key, shape, from, stop) };
+        let written = self.fill(draft.file(), key, shape, from, stop);
         let written = written.and_then(|()| Ok(draft.accepted()?));
         let named = written.and_then(|()| Ok(self.keep.enter(&self.dir, key, || self.name(&draft, key))?));
         if let (Err(_), Draft::Named(_, name)) = (&named, &draft) {
@@ -271,7 +259,7 @@ impl Files {
     /// Where the file system knows no such files, one with a name of its own.
     fn draft(&self, key: Key) -> io::Result<Draft> {
         if self.nameless.load(Ordering::Relaxed) {
-            match self.dir.open(".", libc::O_WRONLY | libc::O_TMPFILE) {
+            match self.dir.open(".", OFlags::WRONLY | OFlags::TMPFILE) {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
                     self.nameless.store(false, Ordering::Relaxed);
                 }
@@ -280,7 +268,7 @@ impl Files {
         }
         // After a restart by belay there may be one already.
         let name = key.draft();
-        let file = self.dir.open(&name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC)?;
+        let file = self.dir.open(&name, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
         Ok(Draft::Named(file, name))
     }
 
@@ -307,17 +295,15 @@ impl Files {
         }
     }
 
-    unsafe fn fill(&self, file: &File, key: Key, shape: &Shape, from: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
-        let (mut cursor, mut left, mut at, mut sums) = (Cursor::new(from), shape.bytes(), 0, Vec::new());
+    fn fill(&self, file: &File, key: Key, shape: &Shape, from: &[&[u8]], stop: &AtomicBool) -> Result<(), CopyError> {
+        let (mut cursor, mut left, mut at, mut sums) = (reading(from), shape.bytes(), 0, Vec::new());
         while left > 0 {
             if stop.load(Ordering::Relaxed) {
                 return Err(CopyError::Stopped);
             }
             let block = cursor.block(left.min(u64::from(BLOCK)) as usize);
             let mut sum = Xxh3::new();
-            for span in block {
-                // SAFETY: as promised to this function.
-                let bytes = unsafe { span.bytes() };
+            for bytes in block {
                 sum.update(bytes);
                 file.write_all_at(bytes, at)?;
                 at += bytes.len() as u64;
@@ -336,26 +322,21 @@ impl Files {
     }
 
     /// Reads a version, and compares every checksum.
-    ///
-    /// # Safety
-    /// `to` is memory that nobody else uses meanwhile.
-    pub(crate) unsafe fn read(&self, key: Key, shape: &Shape, to: &[Span], stop: &AtomicBool) -> Result<(), CopyError> {
+    pub(crate) fn read(&self, key: Key, shape: &Shape, to: &mut [&mut [u8]], stop: &AtomicBool) -> Result<(), CopyError> {
         self.settle()?;
-        let file = self.dir.open(&key.name(), libc::O_RDONLY).map_err(lacks)?;
+        let file = self.dir.open(&key.name(), OFlags::RDONLY).map_err(lacks)?;
         let record = self
             .record(&file)
             .map_err(lacks)?
             .filter(|r| r.version == key.version && r.shape == *shape);
         let record = record.ok_or(CopyError::Damaged)?;
-        let (mut cursor, mut left, mut at) = (Cursor::new(to), shape.bytes(), 0);
+        let (mut cursor, mut left, mut at) = (writing(to), shape.bytes(), 0);
         for expected in record.sums {
             if stop.load(Ordering::Relaxed) {
                 return Err(CopyError::Stopped);
             }
             let mut sum = Xxh3::new();
-            for span in cursor.block(left.min(u64::from(record.block)) as usize) {
-                // SAFETY: as promised to this function.
-                let bytes = unsafe { span.bytes_mut() };
+            for bytes in cursor.block(left.min(u64::from(record.block)) as usize) {
                 file.read_exact_at(bytes, at).map_err(lacks)?;
                 sum.update(bytes);
                 at += bytes.len() as u64;
@@ -386,7 +367,7 @@ impl Files {
         loop {
             let first = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).first().copied();
             let Some(key) = first else { break };
-            match self.dir.open(&key.name(), libc::O_RDONLY) {
+            match self.dir.open(&key.name(), OFlags::RDONLY) {
                 Ok(file) => self.sync_one(key, &file)?,
                 // Removed meanwhile.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -468,18 +449,14 @@ mod tests {
         let key = Key { version: 1, serial: 2 };
         for nameless in [true, false] {
             files.nameless.store(nameless, Ordering::Relaxed);
-            let write = |stop| {
-                // SAFETY: nobody writes to the bytes.
-                unsafe { files.write(key, &shape, &[Span::of(&bytes)], &AtomicBool::new(stop)) }
-            };
+            let write = |stop| files.write(key, &shape, &[&bytes], &AtomicBool::new(stop));
             assert!(matches!(write(true), Err(CopyError::Stopped)));
             assert_eq!(names(), 0);
             write(false).unwrap();
             // After a restart by belay, over what has its name.
             write(false).unwrap();
             assert_eq!(names(), 1);
-            // SAFETY: nobody else has the place.
-            unsafe { files.read(key, &shape, &[Span::of_mut(&mut read)], &AtomicBool::new(false)) }.unwrap();
+            files.read(key, &shape, &mut [&mut read], &AtomicBool::new(false)).unwrap();
             assert!(read == bytes);
             files.sync().unwrap();
             files.remove(key).unwrap();
@@ -510,8 +487,7 @@ mod tests {
         let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.join("f").join(key.name())).unwrap());
         for nameless in [true, false] {
             files.nameless.store(nameless, Ordering::Relaxed);
-            // SAFETY: nobody writes to the bytes.
-            unsafe { files.write(key, &shape, &[Span::of(&bytes)], &AtomicBool::new(false)) }.unwrap();
+            files.write(key, &shape, &[&bytes], &AtomicBool::new(false)).unwrap();
             let first = inode();
             // Neither the file nor the first of those that take its place can be synced.
             *FAILS.lock().unwrap() = 2;
@@ -519,8 +495,7 @@ mod tests {
             assert_eq!((inode(), files.is_synced()), (first, false));
             files.sync().unwrap();
             assert!(inode() != first && files.is_synced());
-            // SAFETY: nobody else has the place.
-            unsafe { files.read(key, &shape, &[Span::of_mut(&mut read)], &AtomicBool::new(false)) }.unwrap();
+            files.read(key, &shape, &mut [&mut read], &AtomicBool::new(false)).unwrap();
             assert!(read == bytes);
             assert_eq!(std::fs::read_dir(dir.join("f")).unwrap().count(), 3);
             files.remove(key).unwrap();
@@ -536,16 +511,8 @@ mod tests {
         let key = Key { version: 1, serial: 2 };
         let unsynced = |files: &Files| files.unsynced.lock().unwrap().clone();
         let (files, _) = Files::open(&dir, "f").unwrap();
-        // SAFETY: nobody writes to the bytes.
-        unsafe {
-            files.write(
-                key,
-                &Shape::new([(1, 3)]).unwrap(),
-                &[Span::of(&[1, 2, 3])],
-                &AtomicBool::new(false),
-            )
-        }
-        .unwrap();
+        let shape = Shape::new([(1, 3)]).unwrap();
+        files.write(key, &shape, &[&[1, 2, 3]], &AtomicBool::new(false)).unwrap();
         drop(files);
         let (files, found) = Files::open(&dir, "f").unwrap();
         assert_eq!((found.len(), unsynced(&files)), (1, BTreeSet::from([key])));

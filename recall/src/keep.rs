@@ -12,10 +12,10 @@
 use crate::dir::Dir;
 use crate::files::Key;
 use belay_abi::histories::{NOTES, TEMPORARY};
+use rustix::fs::{MemfdFlags, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,10 +30,8 @@ type Life = (u64, i64, i64);
 
 impl Stamp {
     fn new() -> io::Result<Self> {
-        // SAFETY: the name ends with a zero byte.
-        let fd = crate::dir::answer(unsafe { libc::memfd_create(c"belay-history".as_ptr(), libc::MFD_CLOEXEC) })?;
-        // SAFETY: the descriptor was just made, and nobody else has it.
-        Ok(Self(unsafe { File::from_raw_fd(fd) }))
+        let file = rustix::fs::memfd_create(c"belay-history", MemfdFlags::CLOEXEC)?;
+        Ok(Self(file.into()))
     }
 
     fn life(&self) -> io::Result<Life> {
@@ -136,7 +134,7 @@ impl Known {
             return dir.unlink(&key.gone());
         }
         self.gone.insert(key, notes);
-        dir.open(&key.gone(), libc::O_WRONLY | libc::O_CREAT).map(drop)
+        dir.open(&key.gone(), OFlags::WRONLY | OFlags::CREATE).map(drop)
     }
 
     /// After a restart: the directory is made to agree.

@@ -4,8 +4,8 @@ use crate::desk::{Lane, Shared, Side, Task};
 use crate::device;
 use crate::files::CopyError;
 use crate::span::copy;
-use crate::{HistoryError, Span};
-use std::mem::MaybeUninit;
+use crate::HistoryError;
+use belay_kernel::apart::Blocked;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -17,16 +17,9 @@ pub(crate) fn start(shared: &Arc<Shared>, lane: Lane) -> Result<JoinHandle<()>, 
 
 /// Starts a thread. It takes no signals: those are the program's.
 pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, HistoryError> {
-    let mut old = MaybeUninit::uninit();
-    // SAFETY: both sets are ours, and the first is filled by `sigfillset`; the old one is put back below.
-    unsafe {
-        let mut all = MaybeUninit::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
-    }
+    let blocked = Blocked::all().map_err(HistoryError::io("block signals"))?;
     let thread = std::thread::Builder::new().name(name).spawn(run);
-    // SAFETY: `pthread_sigmask` has filled the old set.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    drop(blocked);
     thread.map_err(HistoryError::io("start a thread"))
 }
 
@@ -47,9 +40,7 @@ fn run(shared: &Shared, lane: Lane) {
         if let Some(task) = desk.tasks.remove(&lane) {
             drop(desk);
             let of = if lane.up { device::Lane::Up } else { device::Lane::Down };
-            // SAFETY: the planner has given these places to this version, and nobody else reads or writes there before
-            // it is told (`Shared::report`, `Shared::halt`).
-            let end = unsafe { carry_out(shared, &task, &[], of) };
+            let end = carry_out(shared, &task, &mut Parts::None, of);
             desk = shared.lock();
             shared.report(&mut desk, &task, end);
             continue;
@@ -67,48 +58,56 @@ fn run(shared: &Shared, lane: Lane) {
     }
 }
 
+/// The memory of the program that a copy is about.
+pub(crate) enum Parts<'a> {
+    /// None: a copy between tiers.
+    None,
+    /// What is put,
+    From(&'a [&'a [u8]]),
+    /// and where to get it.
+    To(&'a mut [&'a mut [u8]]),
+}
+
 /// Copies from one side to the other. Where the disk is full of what has been dropped, that is removed, and it begins again.
-///
-/// # Safety
-/// The places of the task and the memory of `program` are this copy's: nobody writes to the one, nor uses the other.
-pub(crate) unsafe fn carry_out(shared: &Shared, task: &Task, program: &[Span], lane: device::Lane) -> Result<(), CopyError> {
+pub(crate) fn carry_out(shared: &Shared, task: &Task, program: &mut Parts, lane: device::Lane) -> Result<(), CopyError> {
     let before = shared.removed();
-    // SAFETY: as promised to this function.
-    match unsafe { attempt(shared, task, program, lane) } {
-        Err(e) if e.is_full() && shared.has_made_room(before) => {
-            // SAFETY: the same.
-            unsafe { attempt(shared, task, program, lane) }
-        }
+    match attempt(shared, task, program, lane) {
+        Err(e) if e.is_full() && shared.has_made_room(before) => attempt(shared, task, program, lane),
         end => end,
     }
 }
 
-/// Copies once.
-///
-/// # Safety
-/// As for [`carry_out`].
-unsafe fn attempt(shared: &Shared, task: &Task, program: &[Span], lane: device::Lane) -> Result<(), CopyError> {
-    let memory = |side| match side {
-        &Side::Program => Some(program),
-        Side::Memory(spans) => Some(spans.as_slice()),
-        Side::Device(..) | Side::File => None,
-    };
-    let (from, to) = (&task.from, &task.to);
-    // SAFETY: in each case as promised to this function.
-    unsafe {
-        match (memory(from), memory(to)) {
-            (Some(from), Some(to)) => copy(from, to),
-            (Some(from), None) => match to {
-                Side::Device(device, place) => device.store(lane, from, place)?,
-                _ => shared.files.write(task.key, &task.shape, from, &task.stop)?,
-            },
-            (None, Some(to)) => match from {
-                Side::Device(device, place) => device.load(lane, place, to)?,
-                _ => shared.files.read(task.key, &task.shape, to, &task.stop)?,
-            },
-            // Memory of the host is between a device and files.
-            (None, None) => return Err(CopyError::Io(std::io::ErrorKind::Unsupported.into())),
-        }
+/// Copies once. Where no end of it is the program's, one is memory of the host: that is between a device and files.
+fn attempt(shared: &Shared, task: &Task, program: &mut Parts, lane: device::Lane) -> Result<(), CopyError> {
+    match (program, &task.from, &task.to) {
+        (Parts::From(from), Side::Program, _) => store(shared, task, from, lane),
+        (Parts::To(to), _, Side::Program) => load(shared, task, to, lane),
+        (_, Side::Memory(host, place), _) => host.read(place, |from| store(shared, task, from, lane))?,
+        (_, _, Side::Memory(host, place)) => host.write(place, |to| load(shared, task, to, lane))?,
+        _ => Err(unsupported()),
     }
-    Ok(())
+}
+
+fn unsupported() -> CopyError {
+    CopyError::Io(std::io::ErrorKind::Unsupported.into())
+}
+
+/// Copies from memory to where the task says.
+fn store(shared: &Shared, task: &Task, from: &[&[u8]], lane: device::Lane) -> Result<(), CopyError> {
+    match &task.to {
+        Side::Memory(host, place) => Ok(host.write(place, |to| copy(from, to))?),
+        Side::Device(device, place) => Ok(device.store(lane, from, place)?),
+        Side::File => shared.files.write(task.key, &task.shape, from, &task.stop),
+        Side::Program => Err(unsupported()),
+    }
+}
+
+/// Copies to memory from where the task says.
+fn load(shared: &Shared, task: &Task, to: &mut [&mut [u8]], lane: device::Lane) -> Result<(), CopyError> {
+    match &task.from {
+        Side::Memory(host, place) => Ok(host.read(place, |from| copy(from, to))?),
+        Side::Device(device, place) => Ok(device.load(lane, place, to)?),
+        Side::File => shared.files.read(task.key, &task.shape, to, &task.stop),
+        Side::Program => Err(unsupported()),
+    }
 }

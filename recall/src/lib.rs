@@ -44,7 +44,6 @@ pub use belay_history::life::After;
 pub use error::HistoryError;
 pub use options::{Layout, Life, Options};
 pub use shape::Shape;
-pub use span::Span;
 
 use belay_history::Version;
 use desk::{Desk, Shared};
@@ -123,23 +122,6 @@ impl History {
             history.threads.push(lane::start(&shared, lane)?);
         }
         Ok(history)
-    }
-
-    /// Writes a version: parts with numbers of their own. Returns when a tier has all of it.
-    pub fn put(&self, version: u64, parts: &[(u32, &[u8])]) -> Result<(), HistoryError> {
-        let shape = Shape::new(parts.iter().map(|(id, p)| (*id, p.len() as u64)))?;
-        let spans: Vec<(u32, Span)> = parts.iter().map(|(id, p)| (*id, Span::of(p))).collect();
-        // SAFETY: the parts are borrowed until this returns, and are only read.
-        unsafe { self.put_spans(version, shape, spans) }
-    }
-
-    /// Reads a version back into parts of the numbers and sizes that it was put with, in any order. After an error the
-    /// parts may hold anything.
-    pub fn get(&self, version: u64, parts: &mut [(u32, &mut [u8])], after: After) -> Result<(), HistoryError> {
-        let shape = Shape::new(parts.iter().map(|(id, p)| (*id, p.len() as u64)))?;
-        let spans: Vec<(u32, Span)> = parts.iter_mut().map(|(id, p)| (*id, Span::of_mut(p))).collect();
-        // SAFETY: the parts are borrowed, each once, until this returns.
-        unsafe { self.get_spans(version, &shape, spans, after) }
     }
 
     /// Appends to the order in which versions will be read. They need not have been put yet.

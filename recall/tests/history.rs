@@ -341,18 +341,15 @@ fn a_child_is_refused_and_leaves_the_history_alone() {
     let dir = Dir::new("fork");
     let history = History::open(dir.options(2 * MIB)).unwrap();
     put(&history, 1, 1000);
-    // SAFETY: the child only makes calls that are refused before any lock, and ends without running anything else.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    // The child only makes calls that are refused before any lock.
+    let mut own = Some(history);
+    let child = belay_kernel::apart::child(|| {
+        let Some(history) = own.take() else { return 1 };
         let refused = [history.put(2, &[(0, &[1])]), history.hint([1]), history.close()];
-        let well = refused.into_iter().all(|r| matches!(r, Err(HistoryError::Forked)));
-        // SAFETY: it does not return.
-        unsafe { libc::_exit(if well { 0 } else { 1 }) };
-    }
-    let mut status = 0;
-    // SAFETY: the status is ours.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0);
+        i32::from(!refused.into_iter().all(|r| matches!(r, Err(HistoryError::Forked))))
+    });
+    assert_eq!(child.unwrap().wait(0).unwrap(), 0);
+    let history = own.unwrap();
     get(&history, 1, 1000, After::Discard).unwrap();
     history.close().unwrap();
 }

@@ -112,10 +112,10 @@ pub(crate) fn refuse(page: Handle, header: u64) -> ! {
     let name = |name: &[u8; 32]| String::from_utf8_lossy(name.split(|b| *b == 0).next().unwrap_or_default()).into_owned();
     let what = match access::of_header(header) {
         (access::ENTER, site, _) => {
-            // SAFETY: the page's sites; a number that is none of them is looked for.
-            let sites = unsafe { &(*page.as_ptr()).sites };
-            let site = (site as usize).checked_sub(1).and_then(|at| sites.get(at));
-            format!("loop {}", site.map_or_else(|| "without a name".into(), |s| name(&s.name)))
+            format!(
+                "loop {}",
+                page.site_name(site).map_or_else(|| "without a name".into(), |s| name(&s))
+            )
         }
         _ => "a declaration".into(),
     };
@@ -128,11 +128,9 @@ pub(crate) fn refuse(page: Handle, header: u64) -> ! {
 }
 
 fn read(writer: &Writer, at: usize) -> Dead {
-    // SAFETY: one of the page's; only a writer changes it.
-    unsafe { (&raw const (*writer.page.as_ptr()).dead[at]).read() }
+    writer.page.dead()[at].get()
 }
 
 fn write(writer: &Writer, at: usize, dead: &Dead) {
-    // SAFETY: as above.
-    unsafe { (&raw mut (*writer.page.as_ptr()).dead[at]).write(*dead) }
+    writer.page.dead()[at].set(dead);
 }

@@ -20,6 +20,7 @@ mod writer;
 use belay_abi::access::{self, Dataset, Page, BOTH, DIMS, MOST_USES, READ, WRITE};
 use belay_access::shape::{Shape, ShapeError};
 use belay_access::trace::Mode;
+use belay_kernel::futex;
 use std::io;
 use std::sync::atomic::{compiler_fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -238,20 +239,20 @@ fn wait_for_stop(page: Handle, site: u32) {
         return;
     }
     page.here().store(want, Ordering::Release);
-    writer::wake(page.here());
+    futex::wake(page.here());
     let end = Instant::now() + LONGEST_WAIT;
     while page.want().load(Ordering::Acquire) == want {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        writer::wait(page.want(), want, left);
+        futex::wait(page.want(), want, left);
     }
 }
 
 /// The page of this process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Handle(std::ptr::NonNull<Page>);
+pub(crate) struct Handle(&'static Page);
 
 /// How many dimensions a dataset has; 0 where it is none.
 pub fn dims(dataset: u32) -> usize {

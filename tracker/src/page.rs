@@ -2,10 +2,15 @@
 
 use crate::writer::Writer;
 use crate::{verify, Handle};
-use belay_abi::access::{Page, MAGIC, NAME, VERSION};
+use belay_abi::access::{Dataset, Dead, Page, Site, MAGIC, NAME, VERSION};
+use belay_abi::words::Shared;
+use belay_kernel::pages::Pages;
+use belay_kernel::{process, shared};
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::mem::{offset_of, ManuallyDrop};
+use std::os::fd::{AsFd, IntoRawFd};
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -16,11 +21,15 @@ static PLACE: AtomicPtr<AtomicPtr<Page>> = AtomicPtr::new(ptr::null_mut());
 /// Who makes it.
 static MAKING: Mutex<()> = Mutex::new(());
 
+fn place() -> Option<&'static AtomicPtr<Page>> {
+    // SAFETY: a page of memory that is never given back, or null.
+    unsafe { PLACE.load(Ordering::Acquire).as_ref() }
+}
+
 /// The page, where this process has one.
 pub(crate) fn get() -> Option<Handle> {
-    // SAFETY: a page of memory that is never given back, or null.
-    let place = unsafe { PLACE.load(Ordering::Acquire).as_ref() }?;
-    NonNull::new(place.load(Ordering::Acquire)).map(Handle)
+    // SAFETY: a page that is never given back, or null. Of what it holds only atomic operations change anything.
+    unsafe { place()?.load(Ordering::Acquire).as_ref() }.map(Handle)
 }
 
 /// The page, made where there is none.
@@ -34,19 +43,18 @@ pub(crate) fn open() -> io::Result<Handle> {
         return Ok(page);
     }
     // A child has a copy of all datasets: what the program then overwrites, the child may still read.
-    // SAFETY: a function that lives as long as the process, as the library is not unloaded.
-    let watched = unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
-    if watched != 0 {
-        return Err(io::Error::from_raw_os_error(watched));
+    process::before_fork(before_fork)?;
+    if place().is_none() {
+        let memory = Pages::new(belay_abi::PAGE as usize)?;
+        memory.wipe_on_fork()?;
+        // Never given back; zeros are a null pointer.
+        let memory = ManuallyDrop::new(memory);
+        PLACE.store(memory.base().as_ptr().cast(), Ordering::Release);
     }
-    let place = match NonNull::new(PLACE.load(Ordering::Acquire)) {
-        Some(place) => place,
-        None => make_place()?,
-    };
     let page = make()?;
-    // SAFETY: never given back.
-    unsafe { place.as_ref() }.store(page.as_ptr(), Ordering::Release);
-    PLACE.store(place.as_ptr(), Ordering::Release);
+    if let Some(place) = place() {
+        place.store(ptr::from_ref(page).cast_mut(), Ordering::Release);
+    }
     Ok(Handle(page))
 }
 
@@ -64,52 +72,19 @@ extern "C" fn before_fork() {
     }
 }
 
-fn make_place() -> io::Result<NonNull<AtomicPtr<Page>>> {
-    let bytes = belay_abi::PAGE as usize;
-    let place = map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
-    // SAFETY: the mapping just made.
-    if unsafe { libc::madvise(place.as_ptr(), bytes, libc::MADV_WIPEONFORK) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(place.cast())
-}
-
-fn make() -> io::Result<NonNull<Page>> {
-    const FLAGS: libc::c_uint = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: a string and flags.
-    let file = unsafe { libc::memfd_create(NAME.as_ptr(), FLAGS) };
-    if file < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just opened.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: numbers only.
-    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), size_of::<Page>() as libc::off_t) } == 0;
-    // SAFETY: as above.
-    if !sized || unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let page = map(size_of::<Page>(), libc::MAP_SHARED, file.as_raw_fd())?.cast::<Page>();
-    // SAFETY: new memory, all zero, to which nobody else refers yet.
-    unsafe {
-        let page = page.as_ptr();
-        (*page).version = VERSION;
-        (*page).owner = libc::getpid();
-        // Open for as long as the process lives: the agent takes the page by it.
-        (*page).descriptor = file.into_raw_fd();
-        (&raw mut (*page).magic).write_volatile(MAGIC);
-    }
+fn make() -> io::Result<&'static Page> {
+    let file = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, size_of::<Page>() as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let memory = ManuallyDrop::new(shared::Shared::map(file.as_fd(), size_of::<Page>())?);
+    // SAFETY: new memory, which is never given back, and to which nobody else refers yet; zeros are a valid value.
+    let page = unsafe { &mut *memory.range().0.cast::<Page>() };
+    page.version = VERSION;
+    page.owner = std::process::id().cast_signed();
+    // Open for as long as the process lives: the agent takes the page by it.
+    page.descriptor = file.into_raw_fd();
+    page.magic.store(MAGIC, Ordering::Release);
     Ok(page)
-}
-
-fn map(bytes: usize, flags: i32, file: i32) -> io::Result<NonNull<libc::c_void>> {
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, file, 0) };
-    match NonNull::new(at) {
-        Some(at) if at.as_ptr() != libc::MAP_FAILED => Ok(at),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// A word of the page.
@@ -117,9 +92,7 @@ macro_rules! words {
     ($($name:ident: $kind:ty),* $(,)?) => {$(
         #[inline]
         pub(crate) fn $name(self) -> &'static $kind {
-            // SAFETY: the page is mapped for as long as the process lives; the agent reads and writes it by atomic
-            // operations.
-            unsafe { &(*self.0.as_ptr()).$name }
+            &self.0.$name
         }
     )*};
 }
@@ -140,27 +113,45 @@ impl Handle {
     /// Word `at` of the ring.
     #[inline]
     pub(crate) fn ring(self, at: u64) -> &'static AtomicU64 {
-        // SAFETY: as above.
-        unsafe { &(*self.0.as_ptr()).ring[at as usize % belay_abi::access::RING] }
+        &self.0.ring[at as usize % belay_abi::access::RING]
     }
 
     /// Where a record begins behind mark `n`.
     pub(crate) fn mark(self, n: u64) -> &'static AtomicU64 {
-        // SAFETY: as above.
-        unsafe { &(*self.0.as_ptr()).marks[n as usize % belay_abi::access::MARKS] }
+        &self.0.marks[n as usize % belay_abi::access::MARKS]
     }
 
     /// How many dimensions a dataset has, 0 where it is none.
     pub(crate) fn dims(self, dataset: u32) -> usize {
-        let Some(at) = (dataset as usize).checked_sub(1).filter(|at| *at < belay_abi::access::MOST) else {
+        /// The word whose upper half that is.
+        const WORD: usize = offset_of!(Dataset, keep) / 8;
+        const _: () = assert!(offset_of!(Dataset, dims) == WORD * 8 + 4);
+        let Some(dataset) = (dataset as usize).checked_sub(1).and_then(|at| self.0.datasets.get(at)) else {
             return 0;
         };
-        // SAFETY: one of the page's; a number that is being changed by another thread is that of before or after.
-        let dims = unsafe { (&raw const (*self.0.as_ptr()).datasets[at].dims).read_volatile() };
+        // A number that is being changed by another thread is that of before or after.
+        let dims = dataset.word(WORD).load(Ordering::Relaxed) >> 32;
         (dims as usize).min(belay_abi::access::DIMS)
     }
 
-    pub(crate) fn as_ptr(self) -> *mut Page {
-        self.0.as_ptr()
+    /// The datasets. Only a writer changes them.
+    pub(crate) fn datasets(self) -> &'static [Shared<Dataset>] {
+        &self.0.datasets
+    }
+
+    /// The sites, which only a writer adds to.
+    pub(crate) fn sites(self) -> &'static [Shared<Site>] {
+        &self.0.sites
+    }
+
+    /// What is missing. Only a writer changes it.
+    pub(crate) fn dead(self) -> &'static [Shared<Dead>] {
+        &self.0.dead
+    }
+
+    /// The name of a site; none where there is none with this number.
+    pub(crate) fn site_name(self, site: u32) -> Option<[u8; 32]> {
+        let site = (site as usize).checked_sub(1).and_then(|at| self.0.sites.get(at));
+        site.map(|site| site.get().name)
     }
 }

@@ -149,10 +149,7 @@ fn text(name: &[u8; 32]) -> String {
 }
 
 fn site_name(page: Handle, site: u32) -> String {
-    // SAFETY: the page's sites, which are only added to.
-    let sites = unsafe { &(*page.as_ptr()).sites };
-    let site = (site as usize).checked_sub(1).and_then(|at| sites.get(at));
-    site.map_or_else(|| "without a name".into(), |s| text(&s.name))
+    page.site_name(site).map_or_else(|| "without a name".into(), |s| text(&s))
 }
 
 fn known(dataset: &Dataset) -> Option<Known> {
@@ -437,6 +434,5 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 fn thread() -> libc::pid_t {
-    // SAFETY: takes nothing and returns a number.
-    unsafe { libc::gettid() }
+    rustix::thread::gettid().as_raw_nonzero().get()
 }

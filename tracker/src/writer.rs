@@ -2,8 +2,8 @@
 
 use crate::{dead, DeclareError, Handle};
 use belay_abi::access::{self, Dataset, Site, MARK_WORDS, MOST, MOST_WORDS};
-use std::sync::atomic::{fence, AtomicU32, Ordering};
-use std::time::Duration;
+use belay_kernel::cpu::{thread_block, ticks};
+use std::sync::atomic::{fence, Ordering};
 
 /// How often it is tried to begin.
 const TURNS: u32 = 10_000;
@@ -89,17 +89,13 @@ impl Writer {
     }
 
     fn read(&self, at: usize) -> Dataset {
-        // SAFETY: one of the page's; only a writer changes it.
-        unsafe { (&raw const (*self.page.as_ptr()).datasets[at]).read() }
+        self.page.datasets()[at].get()
     }
 
     /// Replaces one.
     pub(crate) fn change(&self, dataset: u32, new: &Dataset) {
         let at = dataset as usize - 1;
-        self.changing(|| {
-            // SAFETY: one of the page's; only a writer changes it.
-            unsafe { (&raw mut (*self.page.as_ptr()).datasets[at]).write(*new) };
-        });
+        self.changing(|| self.page.datasets()[at].set(new));
     }
 
     /// While it is done the agent sees that what it reads is not whole.
@@ -138,20 +134,14 @@ impl Writer {
     /// Declares a site, or finds the one of this name.
     pub(crate) fn site(&self, name: &[u8; 32]) -> Result<u32, DeclareError> {
         let count = self.page.site_count().load(Ordering::Relaxed) as usize;
-        let sites = self.page.as_ptr();
-        for at in 0..count {
-            // SAFETY: one of the page's; only a writer changes it.
-            if unsafe { (*sites).sites[at].name } == *name {
-                return Ok(at as u32 + 1);
-            }
+        let sites = self.page.sites();
+        if let Some(at) = sites.iter().take(count).position(|site| site.get().name == *name) {
+            return Ok(at as u32 + 1);
         }
         if count >= MOST {
             return Err(DeclareError::Full);
         }
-        self.changing(|| {
-            // SAFETY: as above.
-            unsafe { (&raw mut (*sites).sites[count]).write(Site { name: *name }) };
-        });
+        self.changing(|| sites[count].set(&Site { name: *name }));
         self.page.site_count().store(count as u32 + 1, Ordering::Release);
         Ok(count as u32 + 1)
     }
@@ -206,35 +196,9 @@ impl Drop for Writer {
     }
 }
 
-/// A number that is the calling thread's: of where its thread control block is, to which `fs` points.
+/// A number that is the calling thread's: of where its thread control block is, which is its own.
 #[inline]
 fn thread() -> u32 {
-    let block: u64;
-    // SAFETY: reads the first word of the block, which on x86-64 says where it is (ELF Handling For Thread-Local Storage,
-    // 3.4.6).
-    unsafe { core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags)) };
     // It is aligned to 64 bytes.
-    ((block >> 6) as u32).max(1)
-}
-
-/// The processor's time stamp counter.
-pub(crate) fn ticks() -> u64 {
-    // SAFETY: every x86-64 has it.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
-/// Waits while `word` has this value, until it is woken or `limit` has passed.
-pub(crate) fn wait(word: &AtomicU32, value: u32, limit: Duration) {
-    let limit = libc::timespec {
-        tv_sec: limit.as_secs().cast_signed(),
-        tv_nsec: limit.subsec_nanos().into(),
-    };
-    // SAFETY: a live word and a live time.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const limit) };
-}
-
-/// Wakes all that wait for `word`.
-pub(crate) fn wake(word: &AtomicU32) {
-    // SAFETY: a live word.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    ((thread_block() >> 6) as u32).max(1)
 }

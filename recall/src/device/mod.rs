@@ -6,7 +6,6 @@ mod slow;
 pub use host::Host;
 pub use slow::Slow;
 
-use crate::Span;
 use std::io;
 use std::ops::Range;
 
@@ -26,17 +25,11 @@ pub trait Device: Send + Sync {
     /// How large it is.
     fn bytes(&self) -> u64;
 
-    /// Copies into the device. Returns when the bytes are there.
-    ///
-    /// # Safety
-    /// `from` is memory of the host that nobody writes to meanwhile; `to` are ranges of the device that no other copy
-    /// uses meanwhile. Both have the same length together.
-    unsafe fn store(&self, lane: Lane, from: &[Span], to: &[Range<u64>]) -> io::Result<()>;
+    /// Copies into the device. Returns when the bytes are there. `to` are ranges of the device that no other copy uses
+    /// meanwhile; both have the same length together.
+    fn store(&self, lane: Lane, from: &[&[u8]], to: &[Range<u64>]) -> io::Result<()>;
 
-    /// Copies out of the device. Returns when the bytes are there.
-    ///
-    /// # Safety
-    /// `to` is memory of the host that nobody else uses meanwhile; `from` are ranges of the device that nobody writes
-    /// to meanwhile. Both have the same length together.
-    unsafe fn load(&self, lane: Lane, from: &[Range<u64>], to: &[Span]) -> io::Result<()>;
+    /// Copies out of the device. Returns when the bytes are there. `from` are ranges of the device that nobody writes to
+    /// meanwhile; both have the same length together.
+    fn load(&self, lane: Lane, from: &[Range<u64>], to: &mut [&mut [u8]]) -> io::Result<()>;
 }

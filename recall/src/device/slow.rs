@@ -1,7 +1,6 @@
 //! A device for tests: memory of the host behind links of a given speed, whose copies can be made to fail.
 
 use super::{Device, Host, Lane};
-use crate::Span;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,15 +57,13 @@ impl Device for Slow {
         self.memory.bytes()
     }
 
-    unsafe fn store(&self, lane: Lane, from: &[Span], to: &[Range<u64>]) -> io::Result<()> {
+    fn store(&self, lane: Lane, from: &[&[u8]], to: &[Range<u64>]) -> io::Result<()> {
         self.pass(lane, bytes(to))?;
-        // SAFETY: as promised to this function.
-        unsafe { self.memory.store(lane, from, to) }
+        self.memory.store(lane, from, to)
     }
 
-    unsafe fn load(&self, lane: Lane, from: &[Range<u64>], to: &[Span]) -> io::Result<()> {
+    fn load(&self, lane: Lane, from: &[Range<u64>], to: &mut [&mut [u8]]) -> io::Result<()> {
         self.pass(lane, bytes(from))?;
-        // SAFETY: as promised to this function.
-        unsafe { self.memory.load(lane, from, to) }
+        self.memory.load(lane, from, to)
     }
 }

@@ -3,6 +3,7 @@
 use belay_access::block::Block;
 use belay_access::live::join;
 use belay_access::shape::Shape;
+use belay_kernel::pages::are_mapped;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
@@ -61,14 +62,8 @@ pub(super) fn common(page: u64, start: u64, end: u64) -> u64 {
 
 /// Whether there is memory from `start` to `end`, wherever in pages that begins and ends.
 pub(super) fn is_mapped((start, end): (u64, u64)) -> bool {
-    let mut in_core = [0u8; 64];
-    let most = in_core.len() as u64 * PAGE;
-    let (start, end) = (start & !(PAGE - 1), end.next_multiple_of(PAGE));
-    (start..end).step_by(most as usize).all(|from| {
-        let bytes = most.min(end - from) as usize;
-        // SAFETY: it looks at no memory, and has room for an answer for each page.
-        unsafe { libc::mincore(from as *mut libc::c_void, bytes, in_core.as_mut_ptr()) == 0 }
-    })
+    let start = start & !(PAGE - 1);
+    are_mapped(start, end.next_multiple_of(PAGE) - start)
 }
 
 /// Allows pages to be read, and to be written.

@@ -114,11 +114,10 @@ mod tests {
     #[test]
     fn a_touch_is_noted_and_allowed() {
         const PAGES: usize = 3;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), PAGES * PAGE as usize, libc::PROT_NONE, flags, -1, 0) };
-        assert_ne!(at, libc::MAP_FAILED);
-        let (first, second) = (at as u64, at as u64 + PAGE);
+        let mut memory = belay_kernel::pages::Pages::new(PAGES * PAGE as usize).unwrap();
+        let first = memory.base().as_ptr() as u64;
+        let second = first + PAGE;
+        guard::allow((first, second + PAGE), false, false).unwrap();
         watch(|n| if n == MOST as u32 { (first, second + PAGE) } else { (0, 0) });
         assert!(note(first + 5, false) && note(second + 7, true) && !note(second + PAGE, true));
         let touch = |page, write| Touch {
@@ -131,8 +130,7 @@ mod tests {
         // What cannot be noted is allowed all the same.
         guard::allow((first, second + PAGE), false, false).unwrap();
         assert!((0..=MOST_NOTED).all(|_| note(first, true)));
-        // SAFETY: memory of this test.
-        unsafe { (second as *mut u8).write_volatile(1) };
+        std::hint::black_box(&mut memory)[PAGE as usize] = 1;
         assert_eq!(take().len(), MOST_NOTED);
         watch(|_| (0, 0));
         assert!(!note(first, true));
