@@ -28,8 +28,9 @@
 //! kernel wakes one: whoever wakes and finds the word changed wakes all the others before it does anything else. So a
 //! gate opens with the death of the agent, and without the help of the library's own thread.
 
+use crate::words::{Shared, Words};
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// Name of the memfd.
 pub const NAME: &CStr = c"belay-control";
@@ -100,23 +101,26 @@ pub struct Span {
     pub bytes: u64,
 }
 
+// SAFETY: two integers of 8 bytes.
+unsafe impl Words for Span {}
+
 /// The page. All that the library writes is to be checked by who reads it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Control {
     /// [`MAGIC`], stored last.
-    pub magic: u64,
+    pub magic: AtomicU64,
     /// [`VERSION`].
-    pub version: u32,
+    pub version: AtomicU32,
     /// The process, which a fork does not change: one with another number has inherited the page, and takes no part
     /// by it.
-    pub owner: i32,
+    pub owner: AtomicI32,
     /// The memfd's descriptor in that process.
-    pub descriptor: i32,
+    pub descriptor: AtomicI32,
     /// Reserved, 0.
     pub reserved: u32,
     /// Name of the library, ended by a zero byte.
-    pub name: [u8; 40],
+    pub name: Shared<[u8; 40]>,
     /// Held by the agent.
     pub hold: [Word; 2],
     /// Held by the library's thread: that of the order that it is going to answer.
@@ -130,11 +134,11 @@ pub struct Control {
     /// How.
     pub outcome: AtomicU32,
     /// Why not, in words.
-    pub fault: Span,
+    pub fault: Shared<Span>,
     /// With [`MORE`]: what the library tells.
-    pub told: Span,
+    pub told: Shared<Span>,
     /// Where the agent may write what the library has wished for.
-    pub room: Span,
+    pub room: Shared<Span>,
     /// How many bytes it has written there, before it gives the order again.
     pub heard: AtomicU64,
     /// How often the order has been given again: 0 where all begins.

@@ -77,8 +77,9 @@ pub(crate) trait Driver: Sync {
 #[repr(C, align(8))]
 struct Arguments([u32; 16]);
 
-type Call = unsafe extern "C" fn(c_int, *mut Arguments) -> c_int;
-type Ask = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+/// What the arguments point to must be there.
+type Call = unsafe extern "C" fn(c_int, &mut Arguments) -> c_int;
+type Ask = extern "C" fn(c_int, &mut c_int) -> c_int;
 
 /// The real one.
 pub(crate) struct Cuda {
@@ -88,12 +89,13 @@ pub(crate) struct Cuda {
     checkpoint: Call,
     restore: Call,
     unlock: Call,
-    text: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
-    init: unsafe extern "C" fn(u32) -> c_int,
-    count: unsafe extern "C" fn(*mut c_int) -> c_int,
-    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
-    uuid: unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int,
-    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    text: extern "C" fn(c_int, &mut *const c_char) -> c_int,
+    init: extern "C" fn(u32) -> c_int,
+    count: extern "C" fn(&mut c_int) -> c_int,
+    device: extern "C" fn(&mut c_int, c_int) -> c_int,
+    uuid: extern "C" fn(&mut [u8; 16], c_int) -> c_int,
+    /// There must be room for so many bytes.
+    name: unsafe extern "C" fn(*mut u8, c_int, c_int) -> c_int,
     /// Never closed: threads of it may run.
     _library: ManuallyDrop<Library>,
 }
@@ -106,7 +108,8 @@ impl Cuda {
         let library = unsafe { Library::new(LIBRARY) }.map_err(missing)?;
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: functions of these names have these types, by the driver's header.
+                // SAFETY: functions of these names have these types, by the driver's header; numbers that mean nothing to
+                // them are refused, and those that are safe here look at nothing but their arguments.
                 *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(missing)?
             };
         }
@@ -130,21 +133,21 @@ impl Cuda {
     /// The GPUs that it shows. It is initialised for that, which takes seconds.
     pub(crate) fn devices(&self) -> Result<Vec<Device>, Refused> {
         let mut count = 0;
-        // SAFETY: a live number, here and below.
-        self.done("count the GPUs", || unsafe { (self.count)(&mut count) })?;
+        self.done("count the GPUs", || (self.count)(&mut count))?;
         let one = |ordinal| {
             let (mut device, mut uuid, mut name) = (0, [0; 16], [0; NAME_BYTES]);
-            // SAFETY: as above.
-            self.done("look at a GPU", || unsafe { (self.device)(&mut device, ordinal) })?;
-            // SAFETY: room for a UUID.
-            self.done("ask a GPU for its UUID", || unsafe { (self.uuid)(&mut uuid, device) })?;
+            self.done("look at a GPU", || (self.device)(&mut device, ordinal))?;
+            self.done("ask a GPU for its UUID", || (self.uuid)(&mut uuid, device))?;
             let room = NAME_BYTES as c_int - 1;
             // SAFETY: room for a name and its end.
             self.done("ask a GPU for its name", || unsafe {
                 (self.name)(name.as_mut_ptr(), room, device)
             })?;
-            // SAFETY: the last byte is zero, whatever the driver has written before it.
-            let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+            // The last byte is zero, whatever the driver has written before it.
+            let name = CStr::from_bytes_until_nul(&name)
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             Ok(Device { uuid, name })
         };
         (0..count).map(one).collect()
@@ -154,8 +157,7 @@ impl Cuda {
     fn done(&self, what: &str, mut call: impl FnMut() -> c_int) -> Result<(), Refused> {
         let mut code = call();
         if code == NOT_INITIALIZED {
-            // SAFETY: takes a number.
-            code = unsafe { (self.init)(0) };
+            code = (self.init)(0);
             if code == SUCCESS {
                 code = call();
             }
@@ -164,9 +166,8 @@ impl Cuda {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: a live pointer, which the driver lets point to a text of its own.
-        let known = unsafe { (self.text)(code, &mut text) } == SUCCESS && !text.is_null();
-        // SAFETY: a terminated text that lives as long as the library.
+        let known = (self.text)(code, &mut text) == SUCCESS && !text.is_null();
+        // SAFETY: a terminated text of the driver's, which lives as long as the library.
         let said = known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
         Err(Refused {
             why: format!("{what}: {} (CUDA error {code})", said.unwrap_or_default()),
@@ -177,8 +178,7 @@ impl Cuda {
 
     fn ask(&self, what: &str, ask: Ask, pid: i32) -> Result<c_int, Refused> {
         let mut answer = -1;
-        // SAFETY: a live number.
-        self.done(what, || unsafe { ask(pid, &mut answer) })?;
+        self.done(what, || ask(pid, &mut answer))?;
         Ok(answer)
     }
 

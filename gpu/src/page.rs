@@ -10,7 +10,7 @@ use belay_kernel::held::{Holder, SharedPage};
 use std::io::Write;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,15 +89,13 @@ impl Page {
             fault: Box::new([0; MAX_FAULT as usize]),
             agent: std::os::unix::process::parent_id(),
         };
-        let at = page.shared.shared().cast::<Control>().as_ptr();
-        // SAFETY: the page is mapped, larger than the structure, and nobody else reads these fields before the magic is there.
-        unsafe {
-            (*at).version = VERSION;
-            (*at).owner = libc::getpid();
-            (*at).descriptor = STDIN;
-            std::ptr::copy_nonoverlapping(NAME.as_ptr(), std::ptr::addr_of_mut!((*at).name).cast(), NAME.len());
-        }
         let c = page.control();
+        c.version.store(VERSION, Ordering::Relaxed);
+        c.owner.store(std::process::id().cast_signed(), Ordering::Relaxed);
+        c.descriptor.store(STDIN, Ordering::Relaxed);
+        let mut name = c.name.get();
+        name[..NAME.len()].copy_from_slice(NAME);
+        c.name.set(&name);
         if restarted {
             let order = control::order(1, CLOSE);
             c.answer.store(order, Ordering::SeqCst);
@@ -105,15 +103,12 @@ impl Page {
         }
         page.other(c.order.load(Ordering::SeqCst))
             .store(page.holder.mark(), Ordering::SeqCst);
-        // SAFETY: aligned, and in a page that is mapped.
-        unsafe { AtomicU64::from_ptr(std::ptr::addr_of_mut!((*at).magic)) }.store(MAGIC, Ordering::SeqCst);
+        c.magic.store(MAGIC, Ordering::SeqCst);
         Ok(page)
     }
 
     fn control(&self) -> &Control {
-        // SAFETY: the page is mapped as long as `self`, aligned and larger than the structure; any bytes are valid, and
-        // others change only what is atomic.
-        unsafe { self.shared.shared().cast().as_ref() }
+        self.shared.control()
     }
 
     fn word<'a>(&self, words: &'a [Word; 2], order: u32) -> &'a AtomicU32 {
@@ -154,8 +149,7 @@ impl Page {
             bytes: bytes as u64,
         };
         let c = self.control();
-        // SAFETY: this process alone writes the field, and the agent reads it when the answer is there.
-        unsafe { std::ptr::addr_of_mut!((*self.shared.shared().cast::<Control>().as_ptr()).fault).write_volatile(span) };
+        c.fault.set(&span);
         c.outcome.store(outcome, Ordering::SeqCst);
         self.other(order).store(self.holder.mark(), Ordering::SeqCst);
         c.answer.store(order, Ordering::SeqCst);

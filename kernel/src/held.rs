@@ -4,7 +4,7 @@
 //! be killed, and nobody else may write to it: so each shared page has a private one before it for its links, and the
 //! list is made before any word is held.
 
-use belay_abi::control::WAITERS;
+use belay_abi::control::{Control, WAITERS};
 use belay_abi::PAGE;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -58,6 +58,14 @@ impl SharedPage {
     pub fn shared(&self) -> NonNull<u8> {
         // SAFETY: the mapping has two pages.
         unsafe { self.base.add(PAGE as usize) }
+    }
+
+    /// The shared page, as the control page of a library that takes part.
+    pub fn control(&self) -> &Control {
+        const { assert!(size_of::<Control>() <= PAGE as usize) };
+        // SAFETY: the page is mapped as long as `self`, aligned and larger than the structure, whose parts are all atomic:
+        // any bytes are valid, and others may change them.
+        unsafe { self.shared().cast().as_ref() }
     }
 
     /// The word of 4 bytes at this offset, which must be a multiple of 4 and inside.

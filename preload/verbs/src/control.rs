@@ -13,7 +13,7 @@ use belay_abi::control::{
 use std::ffi::c_void;
 use std::mem::offset_of;
 use std::ptr::{addr_of, addr_of_mut, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
 const LIBRARY: &[u8] = b"libbelay_verbs.so";
@@ -71,7 +71,7 @@ pub(crate) extern "C" fn after_fork() {
     // SAFETY: the parent's page and its links, which nobody here uses any more.
     unsafe {
         if let Some(page) = old.as_ref() {
-            let descriptor = page.descriptor;
+            let descriptor = page.descriptor.load(Ordering::Relaxed);
             libc::munmap(old.cast::<u8>().sub(PAGE).cast(), 2 * PAGE);
             libc::close(descriptor);
         }
@@ -96,13 +96,15 @@ fn begin() {
             return;
         }
         link(both.cast());
-        let c = &mut *place.cast::<Control>();
-        c.version = VERSION;
-        c.owner = libc::getpid();
-        c.descriptor = fd;
-        c.name[..LIBRARY.len()].copy_from_slice(LIBRARY);
-        c.room = drain::room();
-        CONTROL.store(c, Ordering::Release);
+        let c = &*place.cast::<Control>();
+        c.version.store(VERSION, Ordering::Relaxed);
+        c.owner.store(libc::getpid(), Ordering::Relaxed);
+        c.descriptor.store(fd, Ordering::Relaxed);
+        let mut name = c.name.get();
+        name[..LIBRARY.len()].copy_from_slice(LIBRARY);
+        c.name.set(&name);
+        c.room.set(&drain::room());
+        CONTROL.store(place.cast(), Ordering::Release);
         start_thread();
     }
 }
@@ -141,8 +143,7 @@ extern "C" fn serve(_: *mut c_void) -> *mut c_void {
     }
     let mut done = page.order.load(Ordering::SeqCst);
     other(&page.serve, done).store(own(), Ordering::SeqCst);
-    // SAFETY: aligned, and in a page that is mapped.
-    unsafe { AtomicU64::from_ptr(addr_of!(page.magic).cast_mut()) }.store(MAGIC, Ordering::SeqCst);
+    page.magic.store(MAGIC, Ordering::SeqCst);
     loop {
         let order = page.order.load(Ordering::SeqCst);
         let shut = gate::shut_by();
@@ -242,16 +243,14 @@ fn give_answer(page: &Control, order: u32, answer: Answer) {
         Answer::Busy(why) => (BUSY, why),
     };
     let bytes = why.len().min(MAX_FAULT as usize);
-    // SAFETY: this thread alone writes these fields, and the text that one of them names.
-    unsafe {
-        let fault = addr_of_mut!(FAULT).cast::<u8>();
-        std::ptr::copy_nonoverlapping(why.as_ptr(), fault, bytes);
-        addr_of!(page.fault).cast_mut().write(Span {
-            address: fault as u64,
-            bytes: bytes as u64,
-        });
-        addr_of!(page.told).cast_mut().write(drain::told());
-    }
+    let fault = addr_of_mut!(FAULT).cast::<u8>();
+    // SAFETY: this thread alone writes the text, which has room for so much.
+    unsafe { std::ptr::copy_nonoverlapping(why.as_ptr(), fault, bytes) };
+    page.fault.set(&Span {
+        address: fault as u64,
+        bytes: bytes as u64,
+    });
+    page.told.set(&drain::told());
     page.outcome.store(outcome, Ordering::SeqCst);
     other(&page.serve, order).store(own(), Ordering::SeqCst);
     page.answer.store(order, Ordering::SeqCst);
