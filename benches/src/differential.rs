@@ -130,8 +130,7 @@ fn collisions() -> (usize, usize) {
 /// Time to hash as many bytes as the program has, from memory.
 fn hashing(p: &Plan) -> f64 {
     let m = crate::worker::filled(64 << 20, true);
-    // SAFETY: any bytes are valid, and the memory lives until the process ends.
-    let bytes = unsafe { std::slice::from_raw_parts(m.as_ptr().cast::<u8>(), m.len() * 8) };
+    let bytes = &m[..];
     let mut total = Samples::default();
     for _ in 0..p.runs.max(3) {
         let hash_all = || -> Result<u128, String> { Ok(bytes.chunks(PAGE).map(belay_storage::hash).fold(0, |a, h| a ^ h)) };

@@ -1,6 +1,7 @@
 //! Samples with their spread, child processes, and the job that is measured.
 
 use crate::Plan;
+use belay_kernel::pages::Pages;
 use belay_kernel::room::Gauges;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -97,21 +98,11 @@ pub(crate) fn fetch_memory() -> Result<(), String> {
     let allowed = gauges.free().map_or(free, |f| f.bytes as usize);
     let half = free.min(allowed).saturating_sub(LEFT_FREE) / 2;
     let touch = || {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh anonymous mapping; a failure is checked.
-        let m = unsafe { libc::mmap(std::ptr::null_mut(), half, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if m == libc::MAP_FAILED {
-            // Under strict overcommit; then memory is as it is.
-            return;
-        }
-        // SAFETY: the range was just mapped; advice does not change contents.
-        unsafe { libc::madvise(m, half, libc::MADV_HUGEPAGE) };
-        for at in (0..half).step_by(PAGE) {
-            // SAFETY: within the mapping, which this thread alone uses.
-            unsafe { m.cast::<u8>().add(at).write_volatile(1) };
-        }
-        // SAFETY: the mapping is not used any more.
-        unsafe { libc::munmap(m, half) };
+        // Under strict overcommit there is none; then memory is as it is.
+        let Ok(mut m) = Pages::unreserved(half) else { return };
+        m.huge(true);
+        m.chunks_mut(PAGE).for_each(|page| page[0] = 1);
+        std::hint::black_box(&m);
     };
     if half >= HUGE_PAGE {
         std::thread::scope(|s| {

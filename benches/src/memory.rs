@@ -3,6 +3,7 @@
 use crate::measure::{fetch_memory, ms, ratio, run, Job, Samples};
 use crate::worker::filled;
 use crate::Plan;
+use belay_kernel::pages::Pages;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -28,9 +29,7 @@ pub(crate) fn blocked(p: &Plan) -> Result<(), String> {
 }
 
 /// Two threads write half of `m` each into one file each.
-fn plain_write(p: &Plan, m: &[u64]) -> Result<(), String> {
-    // SAFETY: the words are plain bytes; the length in bytes is that of the slice.
-    let bytes = unsafe { std::slice::from_raw_parts(m.as_ptr().cast::<u8>(), m.len() * 8) };
+fn plain_write(p: &Plan, bytes: &[u8]) -> Result<(), String> {
     let (a, b) = bytes.split_at(bytes.len() / 2);
     let one = |name: &str, part: &[u8]| -> Result<(), String> {
         let f = File::create(p.dir.join(name)).map_err(|e| e.to_string())?;
@@ -54,12 +53,11 @@ pub(crate) fn write(p: &Plan) -> Result<(), String> {
     for _ in 0..p.runs {
         let m = filled(p.size, true);
         fetch_memory()?;
-        plain.push(gib / (ms(|| plain_write(p, m))?.0 / 1000.0));
+        plain.push(gib / (ms(|| plain_write(p, &m))?.0 / 1000.0));
         for n in ["plain-0", "plain-1"] {
             std::fs::remove_file(p.dir.join(n)).ok();
         }
-        // SAFETY: `m` is not used again; this is the mapping that `filled` made.
-        unsafe { libc::munmap(m.as_mut_ptr().cast(), p.size) };
+        drop(m);
         std::fs::remove_dir_all(p.dir.join("job")).ok();
         let mut job = Job::launch(p, &["memory", &p.size.to_string(), "huge"])?;
         job.line()?;
@@ -79,23 +77,13 @@ fn plain_read(p: &Plan) -> Result<(), String> {
     let half = p.size / 2;
     let one = |name: &str| -> Result<(), String> {
         let f = File::open(p.dir.join(name)).map_err(|e| e.to_string())?;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh anonymous mapping; the failure is checked.
-        let m = unsafe { libc::mmap(std::ptr::null_mut(), half, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if m == libc::MAP_FAILED {
-            return Err("mmap".into());
-        }
-        // SAFETY: the range was just mapped.
-        unsafe { libc::madvise(m, half, libc::MADV_HUGEPAGE) };
-        // SAFETY: the mapping has `half` bytes, is zero filled, and only this thread uses it until it is unmapped.
-        let b = unsafe { std::slice::from_raw_parts_mut(m.cast::<u8>(), half) };
+        let mut m = Pages::new(half).map_err(|e| format!("map {half} bytes: {e}"))?;
+        m.huge(true);
         let mut at = 0;
-        for c in b.chunks_mut(4 << 20) {
+        for c in m.chunks_mut(4 << 20) {
             f.read_exact_at(c, at).map_err(|e| e.to_string())?;
             at += c.len() as u64;
         }
-        // SAFETY: the slice is not used after this.
-        unsafe { libc::munmap(m, half) };
         Ok(())
     };
     std::thread::scope(|s| {
@@ -119,9 +107,8 @@ pub(crate) fn restart(p: &Plan) -> Result<(), String> {
     for _ in 0..p.runs {
         std::fs::remove_dir_all(p.dir.join("job")).ok();
         let m = filled(p.size, true);
-        plain_write(p, m)?;
-        // SAFETY: `m` is not used again; this is the mapping that `filled` made.
-        unsafe { libc::munmap(m.as_mut_ptr().cast(), p.size) };
+        plain_write(p, &m)?;
+        drop(m);
         fetch_memory()?;
         plain.push(ms(|| plain_read(p))?.0);
         for n in ["plain-0", "plain-1"] {

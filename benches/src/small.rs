@@ -88,8 +88,8 @@ fn bare_stop(tids: Vec<i32>) -> io::Result<f64> {
     let (tell, told) = channel();
     let (done, over) = channel::<()>();
     let tracer = std::thread::spawn(move || -> io::Result<Instant> {
-        // SAFETY: takes nothing and returns a number.
-        tell.send(unsafe { libc::gettid() }).map_err(io::Error::other)?;
+        tell.send(rustix::thread::gettid().as_raw_nonzero().get())
+            .map_err(io::Error::other)?;
         tids.iter().try_for_each(|tid| ptrace::seize(*tid, 0))?;
         let begin = Instant::now();
         tids.iter().try_for_each(|tid| ptrace::interrupt(*tid))?;

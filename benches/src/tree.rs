@@ -153,13 +153,8 @@ pub(crate) fn root(args: &[String]) -> Result<(), String> {
 
 fn await_event(tree: &Tree) {
     use std::os::fd::AsRawFd;
-    let mut poll = libc::pollfd {
-        fd: tree.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one live pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, 1000) };
+    // Whatever comes, it looks.
+    let _ = belay_kernel::numbers::poll(tree.as_raw_fd(), libc::POLLIN, 1000);
 }
 
 /// MiB that this process has had at most.

@@ -1,7 +1,13 @@
 //! The workloads. They print a line when they are ready and one for each answer.
 
+use belay_kernel::pages::Pages;
+use belay_kernel::shared::Shared;
+use belay_kernel::{apart, futex};
+use rustix::process::{set_parent_process_death_signal, Signal};
+use rustix::thread::{sched_setaffinity, CpuSet};
 use std::io::Write;
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 fn say(s: &str) {
     let mut o = std::io::stdout();
@@ -13,46 +19,38 @@ fn number(args: &[String], i: usize) -> usize {
 }
 
 /// `bytes` of anonymous memory with incompressible contents.
-pub(crate) fn filled(bytes: usize, huge: bool) -> &'static mut [u64] {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a fresh anonymous mapping of this size; a failure is checked below.
-    let p = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    assert!(p != libc::MAP_FAILED, "mmap of {bytes} bytes");
-    let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-    // SAFETY: the range was just mapped; advice does not change contents.
-    unsafe { libc::madvise(p, bytes, advice) };
-    // SAFETY: the mapping is page aligned, zero filled, of `bytes` bytes, and lives until the process ends.
-    let m = unsafe { std::slice::from_raw_parts_mut(p.cast::<u64>(), bytes / 8) };
+pub(crate) fn filled(bytes: usize, huge: bool) -> Pages {
+    let mut pages = Pages::new(bytes).unwrap_or_else(|e| panic!("map {bytes} bytes: {e}"));
+    pages.huge(huge);
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
-    for w in m.iter_mut() {
+    for w in pages.words_mut() {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
         *w = x;
     }
-    m
+    pages
+}
+
+/// A page that children share.
+fn shared_page() -> &'static Shared {
+    Box::leak(Box::new(
+        Shared::with_children(4096).unwrap_or_else(|e| panic!("map a page: {e}")),
+    ))
 }
 
 /// Milliseconds of a bare fork of this process; the child exits at once.
 fn bare_fork() -> f64 {
     let t = Instant::now();
-    // SAFETY: the child only calls _exit, which is async-signal-safe.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        // SAFETY: ends the child without running anything of the parent's.
-        unsafe { libc::_exit(0) };
-    }
+    let child = apart::child(|| 0);
     let e = t.elapsed().as_secs_f64() * 1000.0;
-    let mut st = 0;
-    // SAFETY: `st` outlives the call.
-    unsafe { libc::waitpid(pid, &mut st, 0) };
+    child.and_then(|c| c.wait(0)).ok();
     e
 }
 
 fn syscalls(n: usize) {
     for _ in 0..n {
-        // SAFETY: getppid has no arguments and no effects.
-        unsafe { libc::syscall(libc::SYS_getppid) };
+        std::hint::black_box(std::os::unix::process::parent_id());
     }
 }
 
@@ -74,12 +72,9 @@ fn forks(n: usize) {
 
 /// Runs a piece of a loop for each line read, always on the same processor, and says how many milliseconds it took.
 fn pieces(piece: impl Fn()) {
-    // SAFETY: all-zero bytes are an empty set; the calls write to and read from that local.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(0, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
-    }
+    let mut first = CpuSet::new();
+    first.set(0);
+    sched_setaffinity(None, &first).ok();
     piece();
     say("ready");
     for _ in std::io::stdin().lines().map_while(Result::ok) {
@@ -93,7 +88,8 @@ fn pieces(piece: impl Fn()) {
 /// answers with the time of one.
 fn dirty(bytes: usize) {
     const WORDS: usize = 4096 / 8;
-    let m = filled(bytes, false);
+    let mut memory = filled(bytes, false);
+    let m = memory.words_mut();
     let pages = m.len() / WORDS;
     // Steps of a size that has no factor in common with the number of pages meet each page once.
     let mut step = (pages * 5 / 8) | 1;
@@ -120,65 +116,45 @@ fn dirty(bytes: usize) {
 /// `processes` processes of `threads` threads each that compute or wait, as the last line has said; answers each when
 /// all have been told.
 fn busy(processes: usize, threads: usize) {
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    // SAFETY: a fresh anonymous mapping; a failure is checked below.
-    let p = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    assert!(p != libc::MAP_FAILED, "mmap of a page");
-    // SAFETY: the page is zero filled, aligned, and lives until the process ends; all processes use it through an atomic only.
-    let computes: &'static AtomicU32 = unsafe { &*p.cast() };
-    let futex = |op: i32, value: u32| {
-        // SAFETY: the word lives until the process ends.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                computes.as_ptr(),
-                op,
-                value,
-                std::ptr::null::<libc::timespec>(),
-            )
-        };
-    };
+    /// Longer than any measurement.
+    const LONG: Duration = Duration::from_secs(1 << 30);
+    let computes = shared_page().half(0);
     let work = move || loop {
         while computes.load(Relaxed) == 1 {
             std::hint::black_box((0..1000u64).fold(0, |a: u64, b| a.rotate_left(7) ^ b));
         }
-        futex(libc::FUTEX_WAIT, 0);
+        futex::wait(computes, 0, LONG);
     };
     let others = |count: usize| {
         let small = || std::thread::Builder::new().stack_size(65536);
         (0..count).for_each(|_| drop(small().spawn(work)));
     };
     for _ in 0..processes {
-        // SAFETY: the process has one thread; the child starts its own.
-        if unsafe { libc::fork() } == 0 {
-            // SAFETY: takes numbers only; asks for an end with the parent.
-            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        // The process has one thread; the child starts its own.
+        let child = apart::child(|| {
+            set_parent_process_death_signal(Some(Signal::KILL)).ok();
             others(threads - 1);
             work();
-        }
+            0
+        });
+        child.unwrap_or_else(|e| panic!("fork: {e}"));
     }
     say("ready");
     for line in std::io::stdin().lines().map_while(Result::ok) {
         computes.store(u32::from(line == "compute"), Relaxed);
-        futex(libc::FUTEX_WAKE, i32::MAX.cast_unsigned());
+        futex::wake(computes);
         say(&line);
     }
 }
 
 /// Two ranks, each with `bytes` of its own, that change all of it all the time; answers each line with the units of work done.
 fn compute(bytes: usize) {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    // SAFETY: a fresh anonymous mapping; a failure is checked below.
-    let p = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    assert!(p != libc::MAP_FAILED, "mmap of a page");
-    // SAFETY: the page is zero filled, aligned, and lives until the process ends; both processes use it through atomics only.
-    let counts: &[AtomicU64; 2] = unsafe { &*p.cast() };
+    let page = shared_page();
+    let counts = [page.word(0), page.word(8)];
     let work = move |rank: usize| {
-        let m = filled(bytes, true);
+        let mut m = filled(bytes, true);
         loop {
-            for block in m.chunks_mut(1 << 16) {
+            for block in m.words_mut().chunks_mut(1 << 16) {
                 for w in block.iter_mut() {
                     // Some arithmetic for each word, as in a stencil.
                     let mut x = *w;
@@ -191,10 +167,12 @@ fn compute(bytes: usize) {
             }
         }
     };
-    // SAFETY: the process has one thread.
-    if unsafe { libc::fork() } == 0 {
+    // The process has one thread.
+    let child = apart::child(|| {
         work(1);
-    }
+        0
+    });
+    child.unwrap_or_else(|e| panic!("fork: {e}"));
     std::thread::spawn(move || work(0));
     let both = || counts.iter().all(|c| c.load(Relaxed) > 0);
     while !both() {
@@ -211,7 +189,8 @@ pub(crate) fn main(args: &[String]) {
     let n = number(args, 1);
     match args.first().map(String::as_str) {
         Some("memory") => {
-            let m = filled(n, args.get(2).is_some_and(|a| a == "huge"));
+            let mut m = filled(n, args.get(2).is_some_and(|a| a == "huge"));
+            let m = m.words_mut();
             say("ready");
             // Prints the time since the last answer each 5 ms at most; a reader sees when the program runs again.
             let mut i = 0usize;
