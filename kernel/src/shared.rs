@@ -13,10 +13,28 @@ pub struct Memory {
     bytes: usize,
 }
 
-// SAFETY: what is in it is copied, or read and written by atomic operations.
+// SAFETY: what is in it is copied by `copy`, or read and written by atomic operations.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
+
+/// Copies bytes, one of whose places others may read and write meanwhile, in this process too. So it is no matter of the
+/// compiler's, which takes for granted that nobody does: whatever is copied is what was there at some moment.
+///
+/// # Safety
+/// Both places have so many bytes, and no byte in common.
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: as promised by the caller. The direction flag is clear, as the calling convention wants it.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
 
 impl Memory {
     /// The `bytes` bytes at `base`, in which no reference leads.
@@ -41,15 +59,15 @@ impl Memory {
     /// Copies what is from `at` on to `to`.
     pub fn read(&self, at: usize, to: &mut [u8]) {
         let from = self.part(at, to.len());
-        // SAFETY: it lies inside, and `to` elsewhere. Others may write to it meanwhile: whatever is copied is what was read.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        // SAFETY: it lies inside, and `to` elsewhere.
+        unsafe { copy(from, to.as_mut_ptr(), to.len()) };
     }
 
     /// Copies `data` to what is from `at` on, which must be writable.
     pub fn write(&self, at: usize, data: &[u8]) {
         let to = self.part(at, data.len());
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        unsafe { copy(data.as_ptr(), to, data.len()) };
     }
 
     /// Which pages of the `bytes` bytes from page boundary `at` on are resident, in bit 0 of a byte of `out` for each (`mincore`).
