@@ -197,8 +197,10 @@ pub struct CqInitAttrEx {
 pub const CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 pub const WC_EX_WITH_COMPLETION_TIMESTAMP: u64 = 1 << 7;
 pub const WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: u64 = 1 << 11;
-/// The flags of what every completion carries, and those of its time.
-pub const WC_KNOWN_FLAGS: u64 = 0x7f | WC_EX_WITH_COMPLETION_TIMESTAMP | WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+/// What every completion carries.
+pub const WC_STANDARD_FLAGS: u64 = 0x7f;
+/// The same, and its time.
+pub const WC_KNOWN_FLAGS: u64 = WC_STANDARD_FLAGS | WC_EX_WITH_COMPLETION_TIMESTAMP | WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]

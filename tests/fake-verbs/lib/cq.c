@@ -71,7 +71,7 @@ struct ibv_cq_ex *fv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
     }
     struct fv_cq *cq = make(context, a->cqe, a->cq_context, a->channel, a->comp_vector);
     if (!cq) return NULL;
-    fv_extend_cq(cq);
+    fv_extend_cq(cq, a->wc_flags);
     return &cq->ex;
 }
 

@@ -121,7 +121,7 @@ struct ibv_cq_ex *fv_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_attr
 int fv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *a);
 int fv_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int fv_req_notify_cq(struct ibv_cq *cq, int solicited_only);
-void fv_extend_cq(struct fv_cq *cq);
+void fv_extend_cq(struct fv_cq *cq, uint64_t asked);
 void fv_purge(struct fv_cq *cq, void *owner);
 
 // srq.c

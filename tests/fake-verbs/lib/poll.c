@@ -123,21 +123,22 @@ static uint64_t read_completion_wallclock_ns(struct ibv_cq_ex *ex) {
     return cur(ex)->time_ns + (uint64_t)ahead;
 }
 
-void fv_extend_cq(struct fv_cq *cq) {
+// Only what was asked for can be read, as with the providers of adapters.
+void fv_extend_cq(struct fv_cq *cq, uint64_t asked) {
     struct ibv_cq_ex *ex = &cq->ex;
     ex->start_poll = start_poll;
     ex->next_poll = next_poll;
     ex->end_poll = end_poll;
     ex->read_opcode = read_opcode;
     ex->read_vendor_err = read_vendor_err;
-    ex->read_byte_len = read_byte_len;
-    ex->read_imm_data = read_imm_data;
-    ex->read_qp_num = read_qp_num;
-    ex->read_src_qp = read_src_qp;
     ex->read_wc_flags = read_wc_flags;
-    ex->read_slid = read_slid;
-    ex->read_sl = read_sl;
-    ex->read_dlid_path_bits = read_dlid_path_bits;
-    ex->read_completion_ts = read_completion_ts;
-    ex->read_completion_wallclock_ns = read_completion_wallclock_ns;
+    if (asked & IBV_WC_EX_WITH_BYTE_LEN) ex->read_byte_len = read_byte_len;
+    if (asked & IBV_WC_EX_WITH_IMM) ex->read_imm_data = read_imm_data;
+    if (asked & IBV_WC_EX_WITH_QP_NUM) ex->read_qp_num = read_qp_num;
+    if (asked & IBV_WC_EX_WITH_SRC_QP) ex->read_src_qp = read_src_qp;
+    if (asked & IBV_WC_EX_WITH_SLID) ex->read_slid = read_slid;
+    if (asked & IBV_WC_EX_WITH_SL) ex->read_sl = read_sl;
+    if (asked & IBV_WC_EX_WITH_DLID_PATH_BITS) ex->read_dlid_path_bits = read_dlid_path_bits;
+    if (asked & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) ex->read_completion_ts = read_completion_ts;
+    if (asked & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) ex->read_completion_wallclock_ns = read_completion_wallclock_ns;
 }

@@ -114,12 +114,14 @@ pub(crate) unsafe fn make_extended(shadow: *mut ShadowCq, attr: &CqInitAttrEx, c
     let Some(make) = c.extended().and_then(|x| x.as_ref().create_cq_ex) else {
         return none(libc::EOPNOTSUPP);
     };
-    // What stands for a parent domain is a promise to the provider that it can do without.
+    // The library reads what every completion has, whatever the program asks for. What stands for a parent domain is a
+    // promise to the provider that it can do without.
     let mut own = CqInitAttrEx {
         cqe: with_spare(cqe, (*shadow).spare) as u32,
         cq_context: keeps(shadow),
         channel: real_channel(attr.channel),
         comp_vector: real_vector(c, attr.comp_vector as Int) as u32,
+        wc_flags: attr.wc_flags | WC_STANDARD_FLAGS,
         comp_mask: attr.comp_mask & !CQ_INIT_ATTR_MASK_PD,
         parent_domain: null_mut(),
         ..*attr
