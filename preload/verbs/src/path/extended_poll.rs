@@ -16,32 +16,20 @@ macro_rules! read {
 
 /// The provider's next completion, as it is.
 ///
-/// # Safety
-/// An extended queue, whose lock is held.
-pub(super) unsafe fn fetch(c: &ShadowCq, state: &mut CqState) -> Option<Completion> {
-    let real = c.real.cast::<CqEx>();
-    let mut attr = PollAttr::default();
-    let found = match (state.started, (*real).start_poll, (*real).next_poll) {
-        (true, _, Some(next)) => next(real),
-        (false, Some(start), _) => start(real, &mut attr),
-        _ => libc::ENOENT,
-    };
-    if found != 0 {
-        return None;
-    }
-    state.started = true;
-    Some(read_all(real, c.extended.map_or(0, |e| e.wc_flags)))
-}
-
-/// Ends the provider's polling.
+/// Each has a beginning and an end of its own. An end behind an `ibv_next_poll` that has found nothing is not the same to
+/// all providers: that of soft-RoCE (rdma-core 44) takes one more completion there, which it does not have.
 ///
 /// # Safety
-/// As for [`fetch`].
-pub(super) unsafe fn stop(c: &ShadowCq, state: &mut CqState) {
+/// An extended queue, whose lock is held.
+pub(super) unsafe fn fetch(c: &ShadowCq) -> Option<Completion> {
     let real = c.real.cast::<CqEx>();
-    if std::mem::take(&mut state.started) {
-        read!(real, end_poll)
+    let start = (*real).start_poll?;
+    if start(real, &mut PollAttr::default()) != 0 {
+        return None;
     }
+    let one = read_all(real, c.extended.map_or(0, |e| e.wc_flags));
+    read!(real, end_poll);
+    Some(one)
 }
 
 unsafe fn read_all(real: *mut CqEx, flags: u64) -> Completion {
@@ -84,7 +72,7 @@ unsafe fn advance(c: &ShadowCq, shown: *mut CqEx, state: &mut CqState) -> Int {
         if !fresh {
             c.note_saved(state);
         }
-        let Some(mut one) = saved.or_else(|| fetch(c, state)) else {
+        let Some(mut one) = saved.or_else(|| fetch(c)) else {
             return libc::ENOENT;
         };
         if fresh && !settle(c, &mut one.wc) {
@@ -108,9 +96,7 @@ unsafe extern "C" fn start_poll(cq: *mut CqEx, attr: *mut PollAttr) -> Int {
     if found == 0 {
         state.inside = Some(inside);
         state.keep();
-        return 0;
     }
-    stop(c, &mut state);
     found
 }
 
@@ -125,7 +111,6 @@ unsafe extern "C" fn next_poll(cq: *mut CqEx) -> Int {
 unsafe extern "C" fn end_poll(cq: *mut CqEx) {
     let c = &*cq.cast::<ShadowCq>();
     let mut state = c.state.held();
-    stop(c, &mut state);
     let inside = state.inside.take();
     drop(state);
     drop(inside);

@@ -93,13 +93,12 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut Cq, solicited: Int) -> In
 pub(crate) unsafe fn collect(c: &ShadowCq, state: &mut CqState) -> usize {
     let mut count = 0;
     if c.extended.is_some() {
-        while let Some(mut one) = extended_poll::fetch(c, state) {
+        while let Some(mut one) = extended_poll::fetch(c) {
             count += 1;
             if settle(c, &mut one.wc) {
                 state.saved.push_back(one);
             }
         }
-        extended_poll::stop(c, state);
         c.note_saved(state);
         return count;
     }

@@ -305,3 +305,79 @@ fn whoever_arms_a_queue_of_which_something_is_saved_gets_an_event() {
     arm();
     assert_eq!(kicked(), 0);
 }
+
+/// A provider that works as that of soft-RoCE does: what is shown is taken by the next, or by the end, whatever the next has
+/// found.
+#[repr(C)]
+struct Careless {
+    queue: CqEx,
+    held: VecDeque<u64>,
+    /// Ends with nothing to take.
+    missed: u32,
+}
+
+impl Careless {
+    unsafe fn of<'a>(queue: *mut CqEx) -> &'a mut Careless {
+        &mut *queue.cast()
+    }
+
+    fn show(&mut self) -> Int {
+        let Some(id) = self.held.front() else { return libc::ENOENT };
+        (self.queue.wr_id, self.queue.status) = (*id, WC_SUCCESS);
+        0
+    }
+
+    fn take(&mut self) {
+        self.missed += u32::from(self.held.pop_front().is_none());
+    }
+
+    unsafe extern "C" fn start(queue: *mut CqEx, _: *mut PollAttr) -> Int {
+        Self::of(queue).show()
+    }
+
+    unsafe extern "C" fn next(queue: *mut CqEx) -> Int {
+        Self::of(queue).take();
+        Self::of(queue).show()
+    }
+
+    unsafe extern "C" fn end(queue: *mut CqEx) {
+        Self::of(queue).take();
+    }
+
+    unsafe extern "C" fn opcode(_: *mut CqEx) -> u32 {
+        WC_RECV
+    }
+
+    unsafe extern "C" fn number(_: *mut CqEx) -> u32 {
+        NUMBER
+    }
+}
+
+#[test]
+fn no_more_is_taken_from_a_provider_than_it_has() {
+    let e = end(QPT_RC, null_mut());
+    // SAFETY: numbers, pointers and optional functions; queues that nobody else uses, and that are not freed.
+    unsafe {
+        let mut queue: CqEx = zeroed();
+        queue.start_poll = Some(Careless::start);
+        queue.next_poll = Some(Careless::next);
+        queue.end_poll = Some(Careless::end);
+        queue.read_opcode = Some(Careless::opcode);
+        queue.read_qp_num = Some(Careless::number);
+        let held = e.receive(&[3, 4, 5, 6]).into();
+        let provider = leak(Careless { queue, held, missed: 0 });
+        (*e.cq).real = provider.cast();
+        (*e.cq).extended = Some(zeroed());
+        extend_cq(&mut (*e.cq).base);
+        let shown: *mut CqEx = e.cq.cast();
+        assert_eq!((*shown).start_poll.unwrap()(shown, &mut PollAttr::default()), 0);
+        let mut ids = vec![(*shown).wr_id];
+        while (*shown).next_poll.unwrap()(shown) == 0 {
+            ids.push((*shown).wr_id);
+        }
+        (*shown).end_poll.unwrap()(shown);
+        assert_eq!((ids, (*provider).missed), (vec![3, 4, 5, 6], 0));
+        (*provider).held = e.receive(&[7, 8]).into();
+        assert_eq!((e.collect(), (*provider).missed), (2, 0));
+    }
+}

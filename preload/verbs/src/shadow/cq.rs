@@ -39,8 +39,6 @@ pub(crate) struct CqState {
     pub(crate) saved: VecDeque<Completion>,
     /// The one that `ibv_start_poll` or `ibv_next_poll` shows.
     pub(crate) current: Completion,
-    /// The provider's queue is being polled in the extended way.
-    pub(crate) started: bool,
     /// Whoever polls in the extended way stays inside from the first completion to the end.
     pub(crate) inside: Option<crate::gate::Inside>,
 }
