@@ -199,6 +199,16 @@ unsafe fn make_qp(qp: *mut ShadowQp) -> Made {
     (*q.real).qp_context = keeps(qp);
     // A program that destroys it strikes off the number of today.
     c.qps.set((*q.real).qp_num, qp);
+    bring_back(q)?;
+    // A queue pair may join a group in any state.
+    let groups = q.groups.lock().clone();
+    groups
+        .iter()
+        .try_for_each(|(gid, lid)| check("a multicast group", (real().ibv_attach_mcast)(q.real, gid, *lid)))
+}
+
+/// Brings a new queue pair as far as it goes without its peer.
+unsafe fn bring_back(q: &ShadowQp) -> Made {
     let rested = q.rested.load(Acquire);
     if rested == QPS_RESET {
         return Ok(());
@@ -216,10 +226,7 @@ unsafe fn make_qp(qp: *mut ShadowQp) -> Made {
     if rested != QPS_RTR {
         to(q, QPS_RTS, shown.to_rts)?;
     }
-    let groups = q.groups.lock().clone();
-    groups
-        .iter()
-        .try_for_each(|(gid, lid)| check("a multicast group", (real().ibv_attach_mcast)(q.real, gid, *lid)))
+    Ok(())
 }
 
 /// Brings a queue pair to a state with the attributes that the program gave.

@@ -391,7 +391,7 @@ fn goes_on_and_comes_back(place: &Place, user: User, check: &str) -> Result<(), 
     then_comes_back(&mut fabric, &mut job)
 }
 
-/// An end that was reset, or is not ready yet, keeps the other one's connection from no restart.
+/// An end that was reset, or is not ready yet, keeps the other one's connection from no restart, and comes back itself.
 fn half_open(place: &Place, user: User, check: &str, restarts: u32) -> Result<(), Failure> {
     let (mut fabric, mut job) = after(place, user, check, &[])?;
     for _ in 0..restarts {
@@ -572,6 +572,7 @@ fn main() {
     target.by_user("alone", |_| true, |p, u, _| goes_on_and_comes_back(p, u, "alone"));
     target.by_user("recycled", |_| true, |place, user, _| half_open(place, user, "recycled", 2));
     target.by_user("early", |_| true, |place, user, _| half_open(place, user, "early", 1));
+    target.by_user("joined", |_| true, |place, user, _| half_open(place, user, "joined", 1));
     target.by_user("ports", |_| true, ports);
     target.by_user("pingpongs", |_| true, pingpongs);
     // The device file takes root.

@@ -424,6 +424,52 @@ static void registering(void) {
     both_ways();
 }
 
+enum { KEY = 0x1234 };
+
+// A queue pair for datagrams, which is not ready yet.
+static void make_datagrams(struct end *e) {
+    struct ibv_qp_init_attr init = {.send_cq = e->cq,
+                                    .recv_cq = e->cq,
+                                    .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
+                                    .qp_type = IBV_QPT_UD};
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = KEY};
+    Z(ibv_destroy_qp(e->qp));
+    e->qp = V(ibv_create_qp(e->port.pd, &init));
+    Z(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+}
+
+// A queue pair that has joined a group before it was ready has what is sent there after a restart.
+static void joined(void) {
+    const union ibv_gid group = {.raw = {0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, [15] = 0x78}};
+    struct ibv_qp_attr sends = {.qp_state = IBV_QPS_RTS};
+    struct ibv_ah_attr to = {.dlid = 0xc002, .port_num = 1, .is_global = 1, .grh = {.dgid = group, .hop_limit = 1}};
+    make_end(&a, "rules0", 64);
+    make_end(&b, "rules1", 64);
+    make_datagrams(&a);
+    make_datagrams(&b);
+    Z(ibv_attach_mcast(b.qp, &group, 0xc002));
+    await_harness();
+    Z(give(&b, 4, 64));
+    Z(go_to(&a, IBV_QPS_RTR));
+    Z(ibv_modify_qp(a.qp, &sends, IBV_QP_STATE | IBV_QP_SQ_PSN));
+    Z(go_to(&b, IBV_QPS_RTR));
+    struct ibv_send_wr w = request(&a, IBV_WR_SEND, 3, 8);
+    w.wr.ud.ah = V(ibv_create_ah(a.port.pd, &to));
+    w.wr.ud.remote_qpn = 0xffffff;
+    w.wr.ud.remote_qkey = KEY;
+    Z(post(&a, &w));
+    expect(&a, 3, IBV_WC_SUCCESS);
+    expect(&b, 4, IBV_WC_SUCCESS);
+    Z(ibv_detach_mcast(b.qp, &group, 0xc002));
+    Z(ibv_destroy_ah(w.wr.ud.ah));
+    Z(ibv_destroy_qp(a.qp));
+    Z(ibv_destroy_qp(b.qp));
+    make_qp(&a);
+    make_qp(&b);
+    connect_both();
+    works();
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -433,6 +479,7 @@ static const struct {
     {"recycled", recycled}, {"early", early},
     {"left", left},         {"alone", alone},
     {"late", late},         {"registering", registering},
+    {"joined", joined},
 };
 
 int main(int argc, char **argv) {
