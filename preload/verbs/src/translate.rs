@@ -327,6 +327,11 @@ pub(crate) fn address(c: &ShadowContext, attr: &AhAttr, number: u32) -> (AhAttr,
     (now, found)
 }
 
+/// The same of a port, whichever queue pair is meant there.
+pub(crate) fn address_of_port(c: &ShadowContext, attr: &AhAttr) -> AhAttr {
+    address(c, attr, NOBODY).0
+}
+
 /// Makes a received datagram one of the program's: who has sent it, and the header in front of it.
 ///
 /// # Safety

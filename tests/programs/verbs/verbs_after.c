@@ -131,6 +131,14 @@ static void both_ways(void) {
     }
 }
 
+// The hardware address of b's port, for RoCE: another one after each restart.
+static uint64_t hardware_address(void) {
+    uint64_t mac = 0;
+    struct ibv_ah_attr to = {.is_global = 1, .port_num = 1, .grh = {.dgid = b.port.gid, .sgid_index = (uint8_t)a.port.gid_index}};
+    if (b.port.gid_index >= 0) Z(ibv_resolve_eth_l2_from_gid(a.port.context, &to, (uint8_t *)&mac, NULL));
+    return mac;
+}
+
 static void address_changes(void) {
     await_harness();
     expect_event(&b, b.port.gid_index < 0 ? IBV_EVENT_LID_CHANGE : IBV_EVENT_GID_CHANGE);
@@ -147,9 +155,11 @@ static void ports(void) {
     await_harness();
     again();
     both_ways();
+    uint64_t before = hardware_address();
     // A restart.
     await_harness();
     CHECK(!look(&b) && !look(&a));
+    CHECK(b.port.gid_index < 0 || hardware_address() != before);
     both_ways();
     again();
     both_ways();

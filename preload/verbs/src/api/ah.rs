@@ -4,7 +4,7 @@ use super::{enter, none};
 use crate::lock::Lock;
 use crate::real::real;
 use crate::shadow::{free, RealAhs, ShadowAh, ShadowContext, ShadowPd, ShadowQp};
-use crate::translate::{ends, epoch, is_identity};
+use crate::translate::{address_of_port, ends, epoch, is_identity};
 use belay_ibv::*;
 use std::ptr::null_mut;
 
@@ -158,9 +158,12 @@ unsafe extern "C" fn ibv_detach_mcast(qp: *mut Qp, gid: *const Gid, lid: u16) ->
     error
 }
 
-/// For RoCE: the hardware address of the other end, from the host's tables.
+/// For RoCE: the hardware address of the other end, from the host's tables; after a restart that of today.
 #[no_mangle]
 unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(context: *mut Context, attr: *mut AhAttr, mac: *mut u8, vlan: *mut u16) -> Int {
     let _call = enter!(context, (real().ibv_resolve_eth_l2_from_gid)(context, attr, mac, vlan));
-    (real().ibv_resolve_eth_l2_from_gid)(ShadowContext::of(context).real, attr, mac, vlan)
+    let c = ShadowContext::of(context);
+    // The real function only reads it.
+    let mut now = address_of_port(c, &*attr);
+    (real().ibv_resolve_eth_l2_from_gid)(c.real, &mut now, mac, vlan)
 }
