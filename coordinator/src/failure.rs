@@ -9,7 +9,7 @@ use std::io;
 
 /// A failure of a belay command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}{}", if *passing { AGAIN } else { "" })]
+#[error("{message}{}", self.next())]
 pub struct Failure {
     /// Kind of failure, which is also the exit status.
     pub exit: Exit,
@@ -24,10 +24,19 @@ pub struct Failure {
 /// What to do where the reason passes by itself.
 const AGAIN: &str = "; try again in a moment";
 
+/// What to do where a disk is full.
+const ROOM: &str = "make room";
+
+/// Longest message, characters: names and values that it quotes may be of any length.
+const LONGEST: usize = 2000;
+
 impl Failure {
     /// A failure of kind `exit`.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let message = plain(&message.into()).replace('\n', " ");
+        let mut message = plain(&message.into()).replace('\n', " ");
+        if let Some((end, _)) = message.char_indices().nth(LONGEST) {
+            message.replace_range(end.., "...");
+        }
         Self {
             exit,
             message,
@@ -41,6 +50,15 @@ impl Failure {
         Self {
             passing: true,
             ..Self::new(exit, message)
+        }
+    }
+
+    /// The next step, where the kind of failure says it.
+    fn next(&self) -> String {
+        match self.exit {
+            _ if self.passing => AGAIN.to_owned(),
+            Exit::DiskFull if !self.message.contains(ROOM) => format!("; {ROOM} and try again"),
+            _ => String::new(),
         }
     }
 
@@ -61,10 +79,9 @@ impl Failure {
     /// A failed step of a checkpoint.
     fn of_capture(step: &str, error: &io::Error) -> Self {
         let exit = exit_of_io(error, Exit::CheckpointFailed);
-        let next = if exit == Exit::DiskFull {
-            "; make room, the next checkpoint tries again"
-        } else {
-            ""
+        let next = match exit {
+            Exit::DiskFull => format!("; {ROOM}, the next checkpoint tries again"),
+            _ => String::new(),
         };
         Self::new(exit, format!("{step}: {}{next}", without_number(&error.to_string())))
     }
@@ -238,6 +255,9 @@ mod tests {
                 .ends_with("No space left on device; make room, the next checkpoint tries again"),
             "{failed}"
         );
+        assert_eq!(failed.to_string(), failed.message);
+        let written = Failure::io("write x", &full()).to_string();
+        assert_eq!(written, "write x: no space left on device; make room and try again");
         assert_eq!(Failure::io("write x", &full()).message, "write x: no space left on device");
         let other = CaptureError::Failed {
             step: "suspend".into(),
@@ -254,6 +274,7 @@ mod tests {
 
     #[test]
     fn messages_are_one_line() {
+        assert_eq!(Failure::new(Exit::Io, "ü".repeat(9999)).message, "ü".repeat(LONGEST) + "...");
         assert_eq!(Failure::new(Exit::Io, "a\nb").message, "a b");
         assert_eq!(
             Failure::new(Exit::Io, "\x1b]0;x\x07\u{9b}2J").message,
