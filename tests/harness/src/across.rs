@@ -2,7 +2,7 @@
 //! with its parts on others.
 
 use crate::beat::{self, Beats};
-use crate::build::{build, Kind};
+use crate::build::{build, copy_program, Kind};
 use crate::expect::want;
 use crate::hosts::Hosts;
 use crate::job::{output, show, text};
@@ -109,7 +109,7 @@ impl Job {
         std::fs::create_dir_all(work.join("bin")).map_err(|e| e.to_string())?;
         for name in ["belay", "belay-inject", "belay-restorer"] {
             let to = work.join("bin").join(name);
-            std::fs::copy(place.bin().join(name), &to).map_err(|e| format!("copy {name}: {e}"))?;
+            copy_program(&place.bin().join(name), &to)?;
         }
         Ok(Self {
             hosts: Hosts::new(&work, all)?,
@@ -139,7 +139,7 @@ impl Job {
         let kind = if name.starts_with("mpi/") { self.kind } else { Kind::C };
         let built = build(place, name, kind)?;
         let to = self.work.join("program");
-        std::fs::copy(&built, &to).map_err(|e| format!("copy {name}: {e}"))?;
+        copy_program(&built, &to)?;
         Ok(to.display().to_string())
     }
 

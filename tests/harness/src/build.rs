@@ -66,6 +66,17 @@ fn stale(made: &Path, from: &[PathBuf]) -> bool {
     made.is_none() || from.iter().any(|f| modified(f) > made)
 }
 
+/// Copies a program that is about to be executed. A process of its own does so: what this one has open for writing, a
+/// child that another thread forks has too for a moment, and nobody can execute it meanwhile (ETXTBSY).
+pub(crate) fn copy_program(from: &Path, to: &Path) -> Result<(), Failure> {
+    let copied = Command::new("cp").arg("--preserve=mode").arg(from).arg(to).output();
+    match copied {
+        Ok(o) if o.status.success() => Ok(()),
+        Ok(o) => Err(String::from_utf8_lossy(&o.stderr).into_owned()),
+        Err(e) => Err(format!("cp: {e}")),
+    }
+}
+
 /// Compiles the C files among `from` into `to`, unless that is newer than all of them.
 pub(crate) fn compile(to: &Path, from: &[PathBuf], options: &[&str]) -> Result<(), Failure> {
     if !stale(to, from) {
@@ -143,6 +154,6 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
     if dst.exists() {
         return Ok(dst);
     }
-    std::fs::copy(&object, &dst).map_err(|e| format!("copy {}: {e}", object.display()))?;
+    copy_program(&object, &dst)?;
     Ok(dst)
 }

@@ -1,6 +1,6 @@
 //! An InfiniBand fabric without adapters: `tests/fake-verbs`, its library and its daemon.
 
-use crate::build::compile;
+use crate::build::{compile, copy_program};
 use crate::job::output;
 use crate::place::{build_dir, repository, Place, User};
 use crate::Failure;
@@ -56,7 +56,7 @@ pub fn build(place: &Place) -> Result<PathBuf, Failure> {
     if !to.exists() {
         std::fs::create_dir(&to).map_err(|e| format!("create {}: {e}", to.display()))?;
         for made in [LIBRARY, DAEMON] {
-            std::fs::copy(cache.join(made), to.join(made)).map_err(|e| format!("copy {made}: {e}"))?;
+            copy_program(&cache.join(made), &to.join(made))?;
         }
     }
     Ok(to)
