@@ -350,7 +350,7 @@ impl Agent {
 
     /// Makes the control socket again where its file is gone: sites remove old files from scratch file systems.
     fn keep_socket(&mut self) {
-        if self.listener.is_none() || self.dir.has_socket() || self.dir.check_place().is_err() {
+        if self.listener.is_none() || self.losses.deposed || self.dir.has_socket() || self.dir.check_place().is_err() {
             return;
         }
         match self.listen() {
