@@ -194,6 +194,7 @@ impl Snapshot {
             child.copy().into_iter().for_each(headroom::offer);
         }
         session.write_held()?;
+        self.code.check(session);
         let (mut armed, mut left_out) = (Vec::new(), 0);
         let mut children = std::mem::take(&mut self.children);
         family::find(&mut children, &self.job.processes);

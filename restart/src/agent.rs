@@ -73,7 +73,7 @@ pub(crate) fn restart(
     limits::raise_descriptors();
     inherited::give_up(&loaded.job);
     let plan = Plan::make(&mut loaded, way)?;
-    let (rebuilder, copies) = rebuild(&mut loaded, &plan, (way, lazy), group)?;
+    let (rebuilder, copies) = rebuild(&mut loaded, &plan, way, group)?;
     let (job, chunks, mut extents) = (loaded.job, loaded.chunks, loaded.extents);
     let streams = loaded.streams;
     let tree = &plan.tree;
@@ -173,10 +173,10 @@ pub(crate) fn restart(
 }
 
 /// Makes descriptors and shared objects, with the data in flight, and copies of mapped files that this machine lacks.
-fn rebuild(loaded: &mut Loaded, plan: &Plan, (way, lazy): (Way, bool), group: Option<&dyn Group>) -> Outcome<(Rebuilder, Copies)> {
+fn rebuild(loaded: &mut Loaded, plan: &Plan, way: Way, group: Option<&dyn Group>) -> Outcome<(Rebuilder, Copies)> {
     let descriptors = std::mem::take(&mut loaded.descriptors);
     let contents = |table| Contents::new(table, &loaded.chunks, group);
-    let copies = Copies::make(&loaded.code, &contents(&loaded.code.table), &descriptors.room(), !lazy)?;
+    let copies = Copies::make(&loaded.code, &contents(&loaded.code.table), &descriptors.room())?;
     let rebuilder = Rebuilder::rebuild(
         (descriptors, &loaded.sights),
         (&loaded.blobs, &contents(&loaded.contents), &|key| copies.of_open(key)),

@@ -87,14 +87,9 @@ pub(crate) fn check(files: &[MappedFile]) -> Result<(), String> {
 pub(crate) struct Copies(Vec<(MappedFile, OwnedFd)>);
 
 impl Copies {
-    /// Makes a copy of each file that is lacking. Where they are `compared`, the others are read too: later checkpoints
-    /// refer to what is stored, and damage must not spread.
-    pub(crate) fn make(code: &Code, pages: &Contents<'_>, room: &Range<RawFd>, compared: bool) -> Outcome<Self> {
-        for (i, f) in code.files.iter().enumerate() {
-            if compared && !code.lacking.contains(&i) {
-                read(f, &stored(f, pages)?, pages, |_, _| Ok(()))?;
-            }
-        }
+    /// Makes a copy of each file that is lacking. What is stored of the others is not read: the first checkpoint does
+    /// that, before it refers to it.
+    pub(crate) fn make(code: &Code, pages: &Contents<'_>, room: &Range<RawFd>) -> Outcome<Self> {
         let lacking = code.lacking.iter().filter_map(|i| code.files.get(*i));
         lacking
             .map(|f| {

@@ -53,6 +53,17 @@ struct Known {
     file: MappedFile,
     /// Which one it was; `None` where another agent has stored it.
     inode: Option<Inode>,
+    /// Whether what is stored is known to be intact: a restart does not read it, where this host has the same file.
+    intact: bool,
+}
+
+impl Known {
+    /// Where it lies.
+    fn lies(&self, table: &[Extent]) -> Vec<Extent> {
+        let mut lies = Vec::new();
+        extents::within(table, self.file.at, end_of(&self.file), &mut lies);
+        lies
+    }
 }
 
 /// The files in the last committed checkpoint.
@@ -74,8 +85,25 @@ struct Want<'a> {
 impl Code {
     /// Those of a generation that has been restarted.
     pub fn of(files: Vec<MappedFile>, table: Vec<Extent>) -> Self {
-        let files = files.into_iter().map(|file| Known { file, inode: None }).collect();
-        Self { files, table }
+        let files = files.into_iter().map(|file| Known {
+            file,
+            inode: None,
+            intact: false,
+        });
+        Self {
+            files: files.collect(),
+            table,
+        }
+    }
+
+    /// Reads what a restart has not read, and forgets what is damaged: it is stored anew, and nothing refers to it. To be
+    /// called before anything is looked for in the store.
+    pub(crate) fn check(&mut self, session: &mut Session) {
+        let table = &self.table;
+        self.files.retain_mut(|known| {
+            known.intact = known.intact || session.is_intact(&known.lies(table));
+            known.intact
+        });
     }
 
     /// What is stored is committed, in these places.
@@ -150,8 +178,7 @@ impl Code {
     fn known(&self, want: &Want<'_>, inode: Option<Inode>, session: &Session) -> Option<Known> {
         let same = |k: &&Known| k.file.is(want.path, want.identity) && (k.inode.is_none() || inode.is_none() || k.inode == inode);
         let mut known = self.files.iter().find(same)?.clone();
-        let mut lies = Vec::new();
-        extents::within(&self.table, known.file.at, end_of(&known.file), &mut lies);
+        let lies = known.lies(&self.table);
         let whole = lies.iter().map(|e| e.bytes).sum::<u64>() == known.file.stored();
         let covered = |r: &(u64, u64)| known.file.parts.iter().any(|p| p.0 <= r.0 && r.1 <= p.1);
         let good = whole && want.ranges.iter().all(covered) && lies.iter().all(|e| session.knows(e.chunk));
@@ -258,7 +285,11 @@ fn put(
         parts,
     };
     let inode = held.is_none().then_some(inode);
-    Ok(Some(Known { file, inode }))
+    Ok(Some(Known {
+        file,
+        inode,
+        intact: true,
+    }))
 }
 
 enum Fault {

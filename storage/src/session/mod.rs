@@ -11,6 +11,7 @@
 //! when a writer is about to want it ([`Session::place_loan`]). Where the job has local tiers, a chunk that is sealed is
 //! moved home.
 
+mod compare;
 mod held;
 mod loans;
 mod new;

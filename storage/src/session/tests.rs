@@ -254,6 +254,39 @@ fn an_engine_that_begins_anew_builds_on_a_generation() {
     assert_eq!(session.stats.written, 10);
 }
 
+#[test]
+fn nothing_is_found_in_a_chunk_that_is_damaged() {
+    let (_s, store) = Scratch::new("intact");
+    let mut first = engine(&store, None);
+    let memory: BTreeMap<u64, u64> = (0..10).map(|i| (i, i)).collect();
+    let mut session = first.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    let (chunks, table) = commit(&mut first, session);
+    let found = |expected: bool| {
+        let mut session = first_session(&store, &chunks);
+        assert_eq!(session.is_intact(&table), expected);
+        put(&mut session, &memory).unwrap();
+        (session.stats.written, session.stats.found)
+    };
+    assert_eq!(found(true), (0, 10));
+    let path = store.path(chunks[0].id);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[0xff], 5 * PAGE).unwrap();
+    assert_eq!(found(false), (10, 0));
+    std::fs::remove_file(path).unwrap();
+    let mut session = engine(&store, None).begin(0).unwrap();
+    assert!(!session.is_intact(&table), "a chunk that nobody knows");
+}
+
+/// The first session after a restart of what lies in `chunks`.
+fn first_session(store: &Store, chunks: &[ChunkEntry]) -> Session {
+    let dir: PathBuf = store.directory().join("../gen/000001");
+    write_manifest(&dir, chunks);
+    let mut engine = engine(store, None);
+    engine.build_on(&dir);
+    engine.begin(0).unwrap()
+}
+
 /// A committed generation and what it must read as.
 type Kept = (Vec<ChunkEntry>, Vec<Extent>, BTreeMap<u64, u64>);
 

@@ -15,7 +15,8 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
-const DATA_BYTES: usize = 6 * 4096;
+const PAGE: usize = 4096;
+const DATA_BYTES: usize = 6 * PAGE;
 
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
@@ -183,6 +184,37 @@ fn stored_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// What is stored of a library is damaged, and the library still there: the restart does not need it, and the next
+/// checkpoint stores it anew.
+fn damaged(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "damaged", user)?;
+    let files = Files::lay(&job, place)?;
+    files.launch(&mut job, &["--keep", "1"], true)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let libc = io("read", fs::read(&files.libc))?;
+    let page = &libc[libc.len() / 2 / PAGE * PAGE..][..PAGE];
+    let mut found = 0;
+    for chunk in io("list", fs::read_dir(job.dir().join("chunks")))? {
+        let path = io("list", chunk)?.path();
+        let mut bytes = io("read", fs::read(&path))?;
+        let place = bytes.chunks(PAGE).position(|p| p == page);
+        if let Some(place) = place {
+            bytes[place * PAGE + 100] ^= 4;
+            io("write", fs::write(&path, bytes))?;
+            found += 1;
+        }
+    }
+    want(found == 1, || format!("{found} chunks have the page of the library"))?;
+    job.clear_beat()?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    files.exchange()?;
+    goes_on(&mut job, &[])
+}
+
 /// `--no-save-code`: nothing is stored, and a restart names what has been exchanged.
 fn not_stored(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "not", user)?;
@@ -200,7 +232,7 @@ fn not_stored(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("code", &["mem_code"]);
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("exchanged_after", exchanged_after),
         ("exchanged_lazily", exchanged_lazily),
         ("exchanged_before", |place, user, _| {
@@ -213,6 +245,7 @@ fn main() {
             exchanged_meanwhile(false, &["--no-save-code"], place, user)
         }),
         ("stored_once", stored_once),
+        ("damaged", damaged),
         ("not_stored", not_stored),
     ];
     for (name, test) in tests {

@@ -1,6 +1,6 @@
 //! A full disk, and files that are damaged, foreign or missing.
 
-use super::{comes_back, restart_refused, target, LIMIT};
+use super::{comes_back, restart_refused, target, target_with, LIMIT};
 use belay_image::manifest::Manifest;
 use belay_tests::expect::{io, refused_for_one_of as refused, want};
 use belay_tests::filler::fill;
@@ -101,7 +101,8 @@ fn verify_fails(job: &Job, what: &str) -> Result<(), Failure> {
 
 /// Truncated and bit-flipped files: verify notices each, restart refuses.
 pub(super) fn damaged(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = target(place, user, "damaged", "1")?;
+    // Without stored libraries: of those a restart needs what this machine lacks.
+    let mut job = target_with(&["--no-save-code".into()], place, user, "damaged", "1")?;
     job.kill_all()?;
     let mut all = files(&generation(&job, 1))?;
     all.extend(files(&job.dir().join("chunks"))?);

@@ -20,9 +20,13 @@ type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 /// A launched fault_target with one committed generation.
 fn target(place: &Place, user: User, label: &str, megabytes: &str) -> Result<Job, Failure> {
+    target_with(&[], place, user, label, megabytes)
+}
+
+fn target_with(options: &[String], place: &Place, user: User, label: &str, megabytes: &str) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, user)?;
     job.launch(
-        &[],
+        options,
         &[place.programs().join("fault_target").display().to_string(), megabytes.into()],
     )?;
     job.progress(LIMIT)?;
