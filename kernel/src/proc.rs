@@ -220,6 +220,11 @@ impl Status {
         Ok(lines.collect::<Vec<_>>().concat())
     }
 
+    /// A size, KiB; 0 where there is no such line.
+    pub fn kib(&self, key: &str) -> u64 {
+        self.list(key).first().map_or(0, |v| v.unsigned_abs())
+    }
+
     /// A value as text.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)

@@ -21,6 +21,7 @@ use crate::stop::listing::Listing;
 use crate::stop::signals;
 use crate::CaptureError;
 use crate::Held;
+use belay_kernel::proc::Status;
 use belay_kernel::room::{self, Free, Gauges};
 use belay_storage::session::Session;
 use std::time::Duration;
@@ -73,7 +74,8 @@ impl Mode {
 pub(crate) struct Needs {
     /// Copies of pages that the program writes meanwhile.
     copies: u64,
-    /// Page tables of the snapshot children, and what else each of them needs.
+    /// Page tables of the snapshot children, what else each of them needs, and copies of what is registered with an
+    /// adapter, which the fork makes at once.
     children: u64,
     /// Pages that are looked at: tables of the agent and the writers.
     pages: u64,
@@ -238,21 +240,30 @@ pub(crate) fn to_hold_back(drafts: &[Draft]) -> u64 {
     free.min(room::commit_left().unwrap_or(u64::MAX)) / 4
 }
 
+/// Bytes of a process that are copied when it writes them, and those that the fork copies at once: what is registered
+/// with an adapter, which may write it at any time.
+fn copies(status: &Status) -> [u64; 2] {
+    let [anonymous, pinned] = ["RssAnon", "VmPin"].map(|key| status.kib(key) * 1024);
+    let at_once = pinned.min(anonymous);
+    [anonymous - at_once, at_once]
+}
+
 impl Needs {
     fn of(drafts: &[Draft], session: &Session, writers: u32) -> Self {
         let sum = |f: &dyn Fn(&Draft) -> u64| drafts.iter().map(f).sum::<u64>();
-        let copies = sum(&|d| d.kib("RssAnon") * 1024);
+        let copies = sum(&|d| copies(&d.status)[0]);
+        let anonymous = copies + sum(&|d| self::copies(&d.status)[1]);
         let resident = sum(&|d| d.stat.rss_pages * PAGE);
         let threads = sum(&|d| u64::from(d.stat.num_threads));
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         Self {
             copies,
-            children: sum(&|d| d.kib("VmPTE") * 1024 + PER_PROCESS),
+            children: sum(&|d| d.kib("VmPTE") * 1024 + PER_PROCESS + self::copies(&d.status)[1]),
             pages: resident / PAGE,
             index: session.index_growth(resident / PAGE).max(1),
             index_held: session.index_share().bytes,
-            stored: if room::in_memory(session.place()) { copies } else { 0 },
-            tiers: copies.min(session.room_in_memory()),
+            stored: if room::in_memory(session.place()) { anonymous } else { 0 },
+            tiers: anonymous.min(session.room_in_memory()),
             promised: sum(&|d| (d.kib("VmData") + d.kib("VmStk")) * 1024),
             reaction: COPY_RATE / 1000 * REACTION_MS * threads.clamp(1, processors),
             writers,
@@ -417,6 +428,15 @@ mod tests {
             ..n
         };
         assert_eq!(mode(&n, 8), (Mode::BeforeResume, true, false, true), "the hashes make room");
+    }
+
+    #[test]
+    fn what_is_registered_with_an_adapter_is_copied_by_the_fork() {
+        let of = |text: &str| copies(&Status::parse(text.as_bytes()));
+        assert_eq!(of("RssAnon:\t  100 kB\n"), [100 << 10, 0]);
+        assert_eq!(of("VmPin:\t   40 kB\nRssAnon:\t  100 kB\n"), [60 << 10, 40 << 10]);
+        // Memory of files can be registered too.
+        assert_eq!(of("VmPin:\t  140 kB\nRssAnon:\t  100 kB\n"), [0, 100 << 10]);
     }
 
     #[test]

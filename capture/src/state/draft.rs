@@ -41,7 +41,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// A size in `/proc/PID/status`, KiB.
     pub(crate) fn kib(&self, key: &str) -> u64 {
-        self.status.list(key).first().map_or(0, |v| v.unsigned_abs())
+        self.status.kib(key)
     }
 
     /// Reads what can be read before anything runs in the process.
