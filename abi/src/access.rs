@@ -7,7 +7,7 @@
 //! program  [datasets, sites] ── enter: record into the ring, open = its place ── the loop ── leave: open = 0
 //! agent    watched = 1 (at the first checkpoint; before that nothing is recorded; the first record makes it 2)
 //! agent    site = S, want = n ┄┄ stops all ┄┄ want = 0
-//! program  enter of S: here = n ── waits while want is n, for a moment
+//! program  enter of S: here = n ── waits while want is n, for a moment ── here = n and GONE_ON
 //! agent    after the stop: reads what is recorded from then on
 //! restart  dead = what was left out, which has no access rights ── enter, when its record is whole: gives it back
 //! restart  ring, up to whole_at = what was recorded before ── a record that differs ends the program
@@ -27,7 +27,7 @@ pub const MAPPED: &str = "/memfd:belay-access (deleted)";
 /// `Page::magic`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"belayacc");
 /// `Page::version`.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Most dimensions.
 pub const DIMS: usize = 5;
@@ -75,6 +75,9 @@ pub const BEGUN: u32 = 2;
 pub const NESTED: u32 = 1;
 /// A loop has more uses than there is room for.
 pub const TOO_MANY: u32 = 2;
+
+/// Beside the number in `Page::here`: who has come there waits no more.
+pub const GONE_ON: u32 = 1 << 31;
 
 /// First word of a record.
 pub const fn header(kind: u64, site: u32, uses: usize) -> u64 {
@@ -167,7 +170,7 @@ pub struct Page {
     pub site: AtomicU32,
     /// who comes there waits as long as this is not 0 and not changed;
     pub want: AtomicU32,
-    /// who has come has written the same here.
+    /// who has come has written the same here, and adds [`GONE_ON`] before it begins its loop.
     pub here: AtomicU32,
     /// Words that have been written to the ring, and are whole.
     pub head: AtomicU64,

@@ -40,6 +40,19 @@ pub fn alive(datasets: &Datasets, trace: &[Loop]) -> Vec<u64> {
     out
 }
 
+/// The same where only what the loop itself overwrites counts as dead, and not what those after it do.
+pub fn alive_but_next(datasets: &Datasets, trace: &[Loop]) -> Vec<u64> {
+    let all: u64 = datasets.values().map(Shape::bytes).sum();
+    let overwritten = |one: &Loop| {
+        let used = |id: &u32| one.uses.iter().any(|u| u.dataset == *id);
+        let its = datasets.iter().filter(|(id, _)| used(id));
+        let mut verdict = Verdict::new(&its.map(|(id, shape)| (*id, *shape)).collect());
+        verdict.enter(one);
+        verdict.dead_bytes()
+    };
+    trace.iter().map(|one| all - overwritten(one)).collect()
+}
+
 /// The elements of a use.
 fn part(used: &Use, shape: &Shape) -> Option<Block> {
     let whole = shape.whole();
@@ -94,23 +107,29 @@ impl Verdict {
 
     /// What has happened since the stop; whether there is something more that need not be kept.
     pub fn happened(&mut self, event: &Event) -> bool {
-        let mut more = false;
         match event {
             Event::Enter(one) => {
                 self.leave();
-                one.in_order().for_each(|used| {
-                    self.first(used, |fate, first| {
-                        if used.mode == Mode::Write {
-                            more |= first.elements() > 0;
-                            fate.dead.append(first);
-                        }
-                    });
-                });
+                return self.enter(one);
             }
             Event::Move { dataset, address } => self.moved(*dataset, *address),
             Event::Reset { inside: true } => self.fates.clear(),
             Event::Reset { inside: false } => self.close(),
         }
+        false
+    }
+
+    /// A loop begins; whether it overwrites something of which nothing was known.
+    fn enter(&mut self, one: &Loop) -> bool {
+        let mut more = false;
+        one.in_order().for_each(|used| {
+            self.first(used, |fate, first| {
+                if used.mode == Mode::Write {
+                    more |= first.elements() > 0;
+                    fate.dead.append(first);
+                }
+            });
+        });
         more
     }
 

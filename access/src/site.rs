@@ -1,6 +1,6 @@
 //! Where to stop: the loop before which least is alive, unless it is long in coming.
 
-use crate::live::{alive, Datasets};
+use crate::live::{alive, alive_but_next, Datasets};
 use crate::trace::Loop;
 use std::collections::BTreeMap;
 
@@ -33,11 +33,24 @@ pub struct Site {
     pub gap: u64,
 }
 
+/// Which loops decide what is dead at a stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// All that come after it.
+    All,
+    /// The one before which the program waits.
+    Next,
+}
+
 /// The sites of a trace. What is alive in its last quarter is not looked at: its future is not known.
-pub fn sites(datasets: &Datasets, trace: &[Loop]) -> Vec<Site> {
+pub fn sites(datasets: &Datasets, trace: &[Loop], reach: Reach) -> Vec<Site> {
     let known = trace.len() - trace.len() / 4;
+    let alive = match reach {
+        Reach::All => alive(datasets, trace),
+        Reach::Next => alive_but_next(datasets, trace),
+    };
     let mut all: BTreeMap<u32, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
-    for (at, (one, alive)) in trace.iter().zip(alive(datasets, trace)).enumerate() {
+    for (at, (one, alive)) in trace.iter().zip(alive).enumerate() {
         let (times, bytes) = all.entry(one.site).or_default();
         times.push(one.ticks);
         if at < known {
@@ -113,7 +126,7 @@ mod tests {
     #[test]
     fn the_cheapest_site_is_where_all_temporaries_are_dead() {
         let (datasets, trace) = solver(10, 40);
-        let sites = sites(&datasets, &trace);
+        let sites = sites(&datasets, &trace, Reach::All);
         let best = cheapest(&sites, &COSTS).unwrap();
         assert_eq!((best.site, best.alive), (1, 8 * MIB));
         assert_eq!((best.visits, best.gap), (40, 11_000_000));
@@ -124,13 +137,28 @@ mod tests {
     }
 
     #[test]
+    fn where_only_the_next_loop_counts_it_is_the_one_that_overwrites_most() {
+        let (datasets, mut trace) = solver(10, 40);
+        // The fifth overwrites two of them; what it reads itself before is alive.
+        for one in trace.iter_mut().filter(|one| one.site == 5) {
+            one.uses.push(used(&datasets, 6, Mode::Write));
+            one.uses.push(used(&datasets, 7, Mode::Write));
+            one.uses.push(used(&datasets, 7, Mode::Read));
+        }
+        let best = cheapest(&sites(&datasets, &trace, Reach::Next), &COSTS).unwrap();
+        assert_eq!((best.site, best.alive), (5, 9 * 8 * MIB));
+        let before = sites(&datasets, &trace, Reach::Next);
+        assert_eq!(before.iter().find(|s| s.site == 1000).map(|s| s.alive), Some(11 * 8 * MIB));
+    }
+
+    #[test]
     fn a_site_that_is_long_in_coming_is_not_waited_for() {
         let (datasets, mut trace) = solver(10, 40);
         // The first temporary takes longer than may be waited.
         for (at, one) in trace.iter_mut().enumerate() {
             one.ticks = at as u64 / 11 * 3_000_000_000 + at as u64 % 11;
         }
-        assert_eq!(cheapest(&sites(&datasets, &trace), &COSTS), None);
+        assert_eq!(cheapest(&sites(&datasets, &trace, Reach::All), &COSTS), None);
         // One that comes soon is taken instead, where waiting costs more than it saves.
         let (near, far) = (
             Site {
@@ -160,7 +188,7 @@ mod tests {
     #[test]
     fn the_end_of_the_trace_says_nothing() {
         let (datasets, trace) = solver(4, 3);
-        assert!(sites(&datasets, &trace[..2]).is_empty());
-        assert!(sites(&datasets, &[]).is_empty());
+        assert!(sites(&datasets, &trace[..2], Reach::All).is_empty());
+        assert!(sites(&datasets, &[], Reach::All).is_empty());
     }
 }

@@ -5,9 +5,10 @@
 
 pub(crate) mod sites;
 
-use belay_abi::access::{Dead, Page, BEGUN, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED};
+use belay_abi::access::{Dead, Page, BEGUN, GONE_ON, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED};
 use belay_access::live::{apart, Datasets, Verdict};
 use belay_access::shape::Shape;
+use belay_access::site::Reach;
 use belay_access::trace::{decode, Event, Garbled, STAMP};
 use belay_kernel::pidfd;
 use belay_kernel::proc::Map;
@@ -36,6 +37,9 @@ pub(crate) struct Declared {
     decided: usize,
     /// Where its datasets lay.
     ranges: Vec<(u64, u64)>,
+    /// Only the loop of this site decides anything, which the process is about to begin: no instruction of the program
+    /// lies before it.
+    only: Option<u32>,
 }
 
 /// Whether `map` may be such a page.
@@ -46,15 +50,16 @@ pub(crate) fn is_page(map: &Map) -> bool {
 impl Declared {
     /// What stopped process `pid` has declared, if anything, and if the agent has listened since the last checkpoint: it
     /// does from now on.
-    pub(crate) fn take(pid: i32, maps: &[Map]) -> Option<Self> {
-        let taken = own(pid, maps).and_then(|page| page.map(|page| Self::of(&page)).transpose());
+    /// `reach`: which loops shall decide what is alive.
+    pub(crate) fn take(pid: i32, maps: &[Map], reach: Reach) -> Option<Self> {
+        let taken = own(pid, maps).and_then(|page| page.map(|page| Self::of(&page, reach)).transpose());
         taken.unwrap_or_else(|error| {
             tracing::warn!(pid, %error, "what the program has declared of its loops is not used");
             None
         })?
     }
 
-    fn of(own: &Own<'_>) -> io::Result<Option<Self>> {
+    fn of(own: &Own<'_>, reach: Reach) -> io::Result<Option<Self>> {
         let (page, address) = (own.open()?, own.map.start);
         let half = |at| page.half(at);
         let watched = half(offset_of!(Page, watched));
@@ -76,6 +81,16 @@ impl Declared {
         if half(offset_of!(Page, changes)).load(Ordering::Relaxed) % 2 != 0 {
             return Ok(None);
         }
+        let only = match reach {
+            Reach::All => None,
+            Reach::Next => {
+                let here = half(offset_of!(Page, here)).load(Ordering::Relaxed);
+                if here == 0 || here & GONE_ON != 0 {
+                    return Ok(None);
+                }
+                Some(half(offset_of!(Page, site)).load(Ordering::Relaxed))
+            }
+        };
         let datasets = datasets(&page);
         let mut declared = Self {
             ranges: datasets.values().map(Shape::range).collect(),
@@ -85,6 +100,7 @@ impl Declared {
             page,
             address,
             read,
+            only,
         };
         declared.ranges.sort_unstable();
         let open = declared.page.word(offset_of!(Page, open)).load(Ordering::Relaxed);
@@ -132,7 +148,8 @@ impl Declared {
             for record in decode(&found).map_err(|_| Lost::Garbled)? {
                 let words = &found[at..at + record.words];
                 at += record.words;
-                if self.way.len() + words.len() > MOST_WAY {
+                let is_other = |site| !matches!(&record.event, Event::Enter(one) if one.site == site);
+                if self.way.len() + words.len() > MOST_WAY || self.only.is_some_and(is_other) {
                     self.verdict.close();
                 }
                 let begin = self.way.len();
@@ -140,6 +157,9 @@ impl Declared {
                 self.way[begin + STAMP] = 0;
                 if self.verdict.happened(&record.event) {
                     self.decided = self.way.len();
+                }
+                if self.only.is_some() {
+                    self.verdict.close();
                 }
             }
             self.read = head;

@@ -160,11 +160,12 @@ fn come_to_rest(order: Order<'_>, clock: &mut Clock<'_>) -> Result<Option<Shut>,
 fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<Option<Wanted>, CaptureError> {
     // Where libraries are at rest already, processes that wait for each other cannot come there.
     // Nor where processes on other hosts, which they may wait for, are stopped at other moments.
-    if order.gate || order.group.is_some() || !tracking.declares || order.options.access != Access::LeaveOut || order.options.hold {
-        return Ok(None);
-    }
+    let reach = match order.options.access {
+        Access::LeaveOut(reach) if !order.gate && order.group.is_none() && tracking.declares && !order.options.hold => reach,
+        _ => return Ok(None),
+    };
     let listing = Listing::make(agent(), &gate::outside(&order.options.outside))?;
-    Ok(Some(Wanted::ask(listing.processes.iter().map(|(pid, ..)| *pid))))
+    Ok(Some(Wanted::ask(listing.processes.iter().map(|(pid, ..)| *pid), reach)))
 }
 
 /// Stops every task; since when.
@@ -404,7 +405,7 @@ fn copy(
     let (plan, gauges) = headroom::Plan::make(&drafts, session, (order.options.writers, hold))?;
     plan.apply(session);
     let access = match order.options.access {
-        Access::LeaveOut if hold => Access::Watch,
+        Access::LeaveOut(_) if hold => Access::Watch,
         access => access,
     };
     let children = snapshot::take(job, &areas, &drafts, (session, tracking), (&plan, access))?;

@@ -32,6 +32,7 @@ pub use stop::stopped::{release, take_ended};
 
 use crate::flow::Order;
 use crate::memory::{code, family, mappings, snapshot, writing};
+use belay_access::site::Reach;
 use belay_image::extents;
 use belay_image::manifest::FileEntry;
 use belay_image::model::Job;
@@ -81,7 +82,14 @@ pub enum Access {
     /// It is stored, and programs are asked to record what they do to it.
     Watch,
     /// What they overwrite before they read it is not stored.
-    LeaveOut,
+    LeaveOut(Reach),
+}
+
+impl Access {
+    /// Data may be left out; `certain`: only what the loops overwrite before which the processes are stopped.
+    pub fn leave_out(certain: bool) -> Self {
+        Access::LeaveOut(if certain { Reach::Next } else { Reach::All })
+    }
 }
 
 /// What has been captured while the application was stopped, and the snapshot processes still to be written.

@@ -93,6 +93,9 @@ pub struct Description {
     /// What its programs declare that they overwrite is not stored.
     #[serde(default = "yes")]
     pub leave_out: bool,
+    /// Only where no instruction of a program lies between the stop and the loop that overwrites it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub certain: bool,
     /// The last restart was to go on whatever instructions the processor lacks; for the parts on other hosts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub any_cpu: bool,
@@ -242,6 +245,7 @@ impl Description {
             save_open_files: SavedFiles::default(),
             save_code: true,
             leave_out: true,
+            certain: false,
             any_cpu: false,
             log_level: "info".into(),
             metrics: None,

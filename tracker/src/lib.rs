@@ -235,7 +235,8 @@ fn write_use(part: &Part<'_>, record: &mut Record<'_>) {
 /// At the site where a checkpoint is wanted, waits for it.
 fn wait_for_stop(page: Handle, site: u32) {
     let want = page.want().load(Ordering::Acquire);
-    if want == 0 || page.site().load(Ordering::Relaxed) != site || page.here().load(Ordering::Relaxed) == want {
+    let was_here = || page.here().load(Ordering::Relaxed) & !access::GONE_ON == want;
+    if want == 0 || page.site().load(Ordering::Relaxed) != site || was_here() {
         return;
     }
     page.here().store(want, Ordering::Release);
@@ -244,10 +245,12 @@ fn wait_for_stop(page: Handle, site: u32) {
     while page.want().load(Ordering::Acquire) == want {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return;
+            break;
         }
         futex::wait(page.want(), want, left);
     }
+    // Before the record: who is stopped in between is not known to begin just this loop, and loses nothing by it.
+    page.here().store(want | access::GONE_ON, Ordering::Release);
 }
 
 /// The page of this process.

@@ -2,8 +2,9 @@
 //! alive.
 
 use super::{datasets, own, words, WORD};
-use belay_abi::access::{Page, MARKS, RING};
-use belay_access::site::{cheapest, sites, Costs, Site};
+use belay_abi::access::{Page, GONE_ON, MARKS, RING};
+use belay_access::shape::Shape;
+use belay_access::site::{cheapest, sites, Costs, Reach, Site};
 use belay_access::trace::{decode, Event, Loop, Record};
 use belay_kernel::shared::Shared;
 use belay_kernel::{futex, proc};
@@ -22,7 +23,7 @@ const BYTES_PER_S: f64 = 1e9;
 /// Seconds of work that each second of waiting loses on average: the interval over the mean time to an interrupt, at
 /// Young's optimum twice the checkpoint's cost over the interval.
 const LOSS_PER_S: f64 = 0.01;
-/// A site at which more than this share of the average is alive is not worth a wait.
+/// A site at which more than this share of what is alive anywhere is, is not worth a wait.
 const WORTH: f64 = 0.9;
 
 /// A checkpoint is wanted at chosen sites. Dropped, it is not any more, and who waits goes on.
@@ -34,7 +35,7 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     /// Asks the processes to wait at their cheapest sites, and waits until they do, or long enough.
-    pub(crate) fn ask(pids: impl Iterator<Item = i32>) -> Self {
+    pub(crate) fn ask(pids: impl Iterator<Item = i32>, reach: Reach) -> Self {
         let mut all = Self {
             pages: Vec::new(),
             since: None,
@@ -45,7 +46,7 @@ impl Wanted {
             let found = own(pid, &maps).and_then(|page| page.map(|page| page.open()).transpose());
             let Ok(Some(page)) = found else { continue };
             let ticks_per_s = *speed.get_or_insert_with(ticks_per_s);
-            if let Some(site) = choose(&page, ticks_per_s) {
+            if let Some(site) = choose(&page, reach, ticks_per_s) {
                 tracing::debug!(pid, ?site, "a checkpoint is wanted there");
                 all.want(page, site.site);
             }
@@ -57,7 +58,7 @@ impl Wanted {
     fn want(&mut self, page: Shared, site: u32) {
         let here = half(&page, offset_of!(Page, here)).load(Ordering::Relaxed);
         half(&page, offset_of!(Page, site)).store(site, Ordering::Relaxed);
-        let next = here.wrapping_add(1).max(1);
+        let next = (here & !GONE_ON) % (GONE_ON - 1) + 1;
         half(&page, offset_of!(Page, want)).store(next, Ordering::Release);
         self.pages.push(page);
     }
@@ -66,7 +67,7 @@ impl Wanted {
         let end = Instant::now() + Duration::from_secs_f64(LIMIT_S);
         let has_come = |page: &&Shared| {
             let [want, here] = [offset_of!(Page, want), offset_of!(Page, here)].map(|at| half(page, at).load(Ordering::Acquire));
-            want == here
+            want == here & !GONE_ON
         };
         loop {
             let come = self.pages.iter().filter(has_come).count();
@@ -98,18 +99,26 @@ fn half(page: &Shared, at: usize) -> &AtomicU32 {
 }
 
 /// The site at which the program of a page should be stopped, where that is worth a wait.
-fn choose(page: &Shared, ticks_per_s: f64) -> Option<Site> {
-    let all = sites(&datasets(page), &recent(page));
+fn choose(page: &Shared, reach: Reach, ticks_per_s: f64) -> Option<Site> {
+    let declared = datasets(page);
+    let all = sites(&declared, &recent(page), reach);
     let costs = Costs {
         bytes_per_s: BYTES_PER_S,
         loss_per_s: LOSS_PER_S,
         ticks_per_s,
         delay: (LIMIT_S / 2.0 * ticks_per_s) as u64,
     };
-    let visits: u64 = all.iter().map(|s| s.visits).sum();
-    let alive: f64 = all.iter().map(|s| s.alive as f64 * s.visits as f64).sum();
+    let anywhere = match reach {
+        Reach::All => {
+            let visits: u64 = all.iter().map(|s| s.visits).sum();
+            let alive: f64 = all.iter().map(|s| s.alive as f64 * s.visits as f64).sum();
+            alive / visits as f64
+        }
+        // Where nobody waits all of it counts as alive.
+        Reach::Next => declared.values().map(Shape::bytes).sum::<u64>() as f64,
+    };
     let best = cheapest(&all, &costs)?;
-    (best.alive as f64 <= WORTH * alive / visits as f64).then_some(best)
+    (best.alive as f64 <= WORTH * anywhere).then_some(best)
 }
 
 /// The loops that the program has begun lately, as far as they are known.

@@ -10,6 +10,7 @@ use crate::memory::tracking::without;
 use crate::CaptureError;
 use belay_abi::inject::{Range, BATCH_BYTES};
 use belay_access::pages::Spared;
+use belay_access::site::Reach;
 use belay_image::extents::Extent;
 use belay_image::model::{LeftOut, Vma};
 use belay_image::packed;
@@ -41,8 +42,8 @@ pub(crate) struct Later {
 
 impl Later {
     /// Of a process that is stopped now, where it has declared some in memory that can be left out.
-    pub(crate) fn of(pid: i32, maps: &[Map]) -> Option<Self> {
-        let declared = Declared::take(pid, maps)?;
+    pub(crate) fn of(pid: i32, maps: &[Map], reach: Reach) -> Option<Self> {
+        let declared = Declared::take(pid, maps, reach)?;
         let plain = maps.iter().filter(|m| is_plain(m)).map(|m| (m.start, m.end));
         let plain: Vec<(u64, u64)> = plain.collect();
         let mut outside = Vec::new();

@@ -18,6 +18,7 @@ use crate::stop::stopped::Suspended;
 use crate::{Access, CaptureError};
 use belay_abi::inject::{Range, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_REFUSED, RANGE_UNREADABLE};
 use belay_access::pages::Spared;
+use belay_access::site::Reach;
 use belay_image::extents::Extent;
 use belay_image::model::{LeftOut, Vma};
 use belay_image::TableId;
@@ -426,9 +427,14 @@ impl Child {
         if wanted == Access::Off {
             return false;
         }
-        let later = Later::of(self.pid, &self.maps);
+        let reach = match wanted {
+            Access::LeaveOut(reach) => Some(reach),
+            Access::Off | Access::Watch => None,
+        };
+        // Also where nothing is left out: from now on the program is listened to.
+        let later = Later::of(self.pid, &self.maps, reach.unwrap_or(Reach::All));
         let may_wait = plan.mode == Mode::CopyOnWrite && self.snapshot.is_some() && !self.has_locks;
-        self.later = later.filter(|_| may_wait && wanted == Access::LeaveOut);
+        self.later = later.filter(|_| may_wait && reach.is_some());
         self.maps.iter().any(access::is_page)
     }
 

@@ -151,7 +151,7 @@ impl Agent {
             access: match (self.description.leave_out, wanted.leave_out) {
                 (false, _) => Access::Off,
                 (true, false) => Access::Watch,
-                (true, true) => Access::LeaveOut,
+                (true, true) => Access::leave_out(self.description.certain),
             },
         };
         self.dir.check_place()?;

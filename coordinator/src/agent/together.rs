@@ -175,7 +175,8 @@ impl Agent {
             self.hold();
             let number = self.next_number;
             self.next_number += 1;
-            wanted.leave_out = self.may_leave_out(number);
+            // Nobody is asked to wait at its loops there.
+            wanted.leave_out = self.may_leave_out(number) && !self.description.certain;
             let wanted = &wanted;
             let absent = |r: &&Remote| matches!(r.life, Life::Errand | Life::Starting | Life::Lost);
             let absent = self.nodes.iter().flat_map(|n| n.remotes.values()).find(absent);

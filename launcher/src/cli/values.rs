@@ -18,6 +18,8 @@ pub(crate) enum Differential {
 pub(crate) enum Access {
     /// What the program overwrites after the checkpoint before it reads it is not stored
     Deferred,
+    /// Less: what the loop overwrites before which it is stopped
+    Certain,
     /// All of it is stored
     Off,
 }

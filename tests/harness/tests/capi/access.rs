@@ -56,6 +56,47 @@ pub(super) fn declared(place: &Place, user: User, rng: &mut Rng) -> Result<(), F
     Ok(())
 }
 
+/// Only what a loop overwrites that is about to begin is left out: whoever takes another way after it misses nothing.
+pub(super) fn certain(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    const CERTAIN: [&str; 4] = ["--access", "certain", "--keep", "1"];
+    let source = repository().join("tests/programs/capi/access_solver.c");
+    let program = compile(place, &source, &format!("certain.{}", user.name()), CHECKED)?;
+    let program = program.display().to_string();
+    let mut job = Job::new(place, &format!("certain.{}", user.name()), user)?;
+    job.launch(&CERTAIN.map(String::from), std::slice::from_ref(&program))?;
+    let most = die_often(&mut job, ARRAY - 8192, rng)?;
+    want((ARRAY - 8192..=ARRAY).contains(&most), || {
+        format!("at most {most} bytes were left out, not nearly {ARRAY}")
+    })?;
+    for how in ["declared", "undeclared"] {
+        let mut job = Job::new(place, &format!("certain.{how}.{}", user.name()), user)?;
+        let sign = job.work.join("sign");
+        let argv = [program.clone(), how.into(), sign.display().to_string()];
+        job.launch(&CERTAIN.map(String::from), &argv)?;
+        job.progress(LIMIT)?;
+        let mut left = 0;
+        for _ in 0..8 {
+            rng.pause(100);
+            job.checkpoint()?;
+            left = left_out(&job)?;
+            if left >= ARRAY - 8192 {
+                break;
+            }
+        }
+        want(left >= ARRAY - 8192, || format!("only {left} bytes were left out"))?;
+        job.kill_all()?;
+        job.clear_beat()?;
+        io("make the sign", std::fs::write(&sign, ""))?;
+        job.restart(&[])?;
+        let end = job.wait(patient(LIMIT))?;
+        let said = job.output_text();
+        // It has read all that it ever writes: by its own words, and not by ours.
+        let is_own = end.signal().is_none() && said.contains("what was left out was read") && !said.contains("another way");
+        want(is_own, || format!("{how}: ended by {end}: {said}"))?;
+    }
+    Ok(())
+}
+
 /// What is between loops is heard too: forks, new shapes, second declarations.
 pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let source = repository().join("tests/programs/capi/access_turns.c");
