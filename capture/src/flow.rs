@@ -497,6 +497,7 @@ impl Host {
             agent: self.agent,
             processors: threads::given(),
             root_pid,
+            last_pid: proc::last_pid(),
             processes,
             monotonic_ns: monotonic_ns(),
             boottime_ns: Some(boottime_ns()),

@@ -42,6 +42,9 @@ pub struct Job {
     pub processors: Vec<u64>,
     /// PID of the launched command.
     pub root_pid: i32,
+    /// The number that a process or thread was given last; `None` where it is not known, and in images of before.
+    #[serde(default)]
+    pub last_pid: Option<i32>,
     /// Every process, zombies included; order is parents before children where possible.
     pub processes: Vec<Process>,
     /// `clock_gettime(CLOCK_MONOTONIC)` at capture, nanoseconds.

@@ -133,6 +133,11 @@ pub fn runnable() -> Option<usize> {
     all.split_ascii_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
+/// The number that was given last in the caller's PID namespace, where that is told.
+pub fn last_pid() -> Option<i32> {
+    text("/proc/loadavg").ok()?.split_ascii_whitespace().nth(4)?.parse().ok()
+}
+
 /// Reads `/proc/PID/stat`, or that of a thread with `tid`.
 pub fn stat(pid: i32) -> io::Result<Stat> {
     parse_stat(&read_whole(format!("/proc/{pid}/stat"))?).ok_or_else(|| invalid("/proc/PID/stat"))

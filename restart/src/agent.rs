@@ -209,7 +209,7 @@ fn go_on(
     if let Some(shown) = &plan.shown {
         shown.show(job.processes.iter().filter(|p| tree::is_live(p)).map(|p| p.pid));
     }
-    become_ordinary(job, way, plan.tree.max_pid, foreground)?;
+    become_ordinary(job, way, plan.tree.last_pid, foreground)?;
     // From here on the agent has further threads.
     let held = gates.as_mut().map_or(Ok(()), Gates::hold);
     held.map_err(|e| RestartError::at("reopen", e))?;
@@ -246,7 +246,8 @@ impl Plan {
             Way::Namespaces | Way::UserNamespace => BTreeSet::new(),
         };
         let others = helpers.iter().sum::<usize>() + loaded.descriptors.keepers();
-        let tree = tree::plan(&job.agent, &job.processes, others, pid_max(), &taken).map_err(|e| RestartError::at("spawn", e))?;
+        let tree = tree::plan(&job.agent, &job.processes, others, (pid_max(), job.last_pid), &taken)
+            .map_err(|e| RestartError::at("spawn", e))?;
         let specials = special::of(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
         let foreign = loaded.foreign.as_ref();
         let places = foreign.map(|f| f.place(&mut job.processes, &specials)).transpose();
@@ -516,7 +517,7 @@ fn pid_max() -> i32 {
     text.trim().parse().unwrap_or(32768)
 }
 
-/// New children of the job get identifiers above those it has, as they would have without the restart.
+/// New children of the job get the identifiers that they would have got without the restart.
 fn set_last_pid(pid: i32) {
     if let Err(e) = std::fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string()) {
         tracing::warn!(error = %e, "ns_last_pid not set: new processes may get low identifiers");

@@ -59,8 +59,8 @@ pub(crate) struct Tree {
     pub(crate) nodes: Vec<Node>,
     /// For every process of the job with its own address space: an unused identifier for each helper thread.
     pub(crate) helper_tids: Vec<i32>,
-    /// Largest identifier of the job.
-    pub(crate) max_pid: i32,
+    /// What new processes get identifiers behind.
+    pub(crate) last_pid: i32,
 }
 
 /// Why a tree cannot be made.
@@ -95,15 +95,16 @@ impl Tree {
 }
 
 /// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well. Those in `taken`
-/// belong to others.
+/// belong to others. `last` is the one that was given last before the checkpoint: numbers up to it may have belonged to
+/// processes that have ended, whom others remember.
 pub(crate) fn plan(
     agent: &AgentIdentity,
     processes: &[Process],
     helpers: usize,
-    pid_max: i32,
+    (pid_max, last): (i32, Option<i32>),
     taken: &BTreeSet<i32>,
 ) -> Result<Tree, TreeError> {
-    let mut p = Planner::new(agent, processes, pid_max)?;
+    let mut p = Planner::new(agent, processes, (pid_max, last))?;
     p.used.extend(taken);
     let mut order: Vec<usize> = (0..processes.len()).collect();
     order.sort_by_key(|i| p.depth(*i));
@@ -114,11 +115,11 @@ pub(crate) fn plan(
     p.group_leaders()?;
     p.check_makers()?;
     let helper_tids = (0..helpers).map(|_| p.unused()).collect::<Result<_, _>>()?;
-    let max_pid = p.max_pid;
+    let last_pid = p.last_pid;
     Ok(Tree {
         nodes: p.nodes,
         helper_tids,
-        max_pid,
+        last_pid,
     })
 }
 
@@ -144,13 +145,13 @@ struct Planner<'a> {
     used: BTreeSet<i32>,
     next: i32,
     pid_max: i32,
-    max_pid: i32,
+    last_pid: i32,
     /// Number of calls of `place` that found work; bounds its recursion.
     placing: usize,
 }
 
 impl<'a> Planner<'a> {
-    fn new(agent: &AgentIdentity, processes: &'a [Process], pid_max: i32) -> Result<Self, TreeError> {
+    fn new(agent: &AgentIdentity, processes: &'a [Process], (pid_max, last): (i32, Option<i32>)) -> Result<Self, TreeError> {
         let mut used = BTreeSet::from([1, agent.pid]);
         let mut by_pid = HashMap::new();
         for (i, p) in processes.iter().enumerate() {
@@ -162,7 +163,8 @@ impl<'a> Planner<'a> {
             }
             by_pid.insert(p.pid, i);
         }
-        let max_pid = used.iter().next_back().copied().unwrap_or(1);
+        let largest = used.iter().next_back().copied().unwrap_or(1);
+        let last_pid = last.filter(|last| (2..pid_max).contains(last)).unwrap_or(largest);
         for p in processes {
             used.extend([p.sid, p.pgid]);
         }
@@ -196,10 +198,10 @@ impl<'a> Planner<'a> {
             placed: HashMap::from([(agent.pid, AGENT)]),
             born: BTreeMap::new(),
             dead_leaders: HashMap::new(),
-            next: max_pid,
+            next: last_pid,
             used,
             pid_max,
-            max_pid,
+            last_pid,
             placing: 0,
         })
     }

@@ -292,7 +292,7 @@ fn every_history_is_reproduced() {
         for i in (1..processes.len()).rev() {
             processes.swap(i, dice.roll(i + 1));
         }
-        let tree = plan(&agent(), &processes, 3, 32768, &BTreeSet::new()).unwrap_or_else(|e| {
+        let tree = plan(&agent(), &processes, 3, (32768, None), &BTreeSet::new()).unwrap_or_else(|e| {
             panic!(
                 "seed {seed}: {e}\n{}",
                 wanted.0.iter().map(|(p, t)| format!("{p} {t:?}\n")).collect::<String>()
@@ -330,7 +330,7 @@ fn memory_is_made_by_one_that_shares_it() {
         p.shares_mm_with = first;
         p
     };
-    let plan = |processes: &[Process]| plan(&agent(), processes, 0, 32768, &BTreeSet::new());
+    let plan = |processes: &[Process]| plan(&agent(), processes, 0, (32768, None), &BTreeSet::new());
     // A child, a grandchild, a sibling.
     let all = [
         process(10, AGENT_PID, 0),
@@ -346,6 +346,25 @@ fn memory_is_made_by_one_that_shares_it() {
     assert_eq!([11, 12, 13].map(maker), [(10, false), (11, false), (10, true)]);
     let stranger = [process(10, AGENT_PID, 0), process(20, AGENT_PID, 0), process(21, 20, 10)];
     assert_eq!(plan(&stranger).unwrap_err(), TreeError::Memory { pid: 21, first: 10 });
+}
+
+#[test]
+fn numbers_begin_behind_the_last_one_that_was_given() {
+    let task = Task {
+        ppid: AGENT_PID,
+        pgid: 90,
+        sid: 80,
+        reaper: false,
+        zombie: false,
+    };
+    let one = [process(10, &task)];
+    let last = |pid_max, last| plan(&agent(), &one, 0, (pid_max, last), &BTreeSet::new()).unwrap().last_pid;
+    assert_eq!(
+        [None, Some(500), Some(3), Some(0), Some(-7)].map(|l| last(32768, l)),
+        [100, 500, 3, 100, 100]
+    );
+    // This host has fewer.
+    assert_eq!([499, 500, 501].map(|l| last(500, Some(l))), [499, 100, 100]);
 }
 
 #[test]
@@ -383,7 +402,7 @@ fn impossible_trees_are_refused() {
     };
     let refused = |list: &[(i32, Task)]| {
         let processes: Vec<Process> = list.iter().map(|(p, t)| process(*p, t)).collect();
-        plan(&agent(), &processes, 0, 32768, &BTreeSet::new()).unwrap_err()
+        plan(&agent(), &processes, 0, (32768, None), &BTreeSet::new()).unwrap_err()
     };
     assert_eq!(
         refused(&[(5, Task { ppid: 77, ..t })]),

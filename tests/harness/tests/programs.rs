@@ -42,6 +42,7 @@ fn cases() -> Vec<Case> {
         prog("proc_forkexec spawn"),
         static_prog("proc_forkexec fork"),
         prog("proc_vforkheld"),
+        prog("proc_numbers"),
         prog("proc_zombie"),
         prog("proc_kin 32"),
         prog("proc_daemon"),
