@@ -72,8 +72,7 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
     agent.listen()?;
     let mut outside = Outside::default();
     outside.note(None);
-    // SAFETY: the launcher has made no threads.
-    match unsafe { sys::fork() }.map_err(system("fork the agent"))? {
+    match sys::fork().map_err(system("fork the agent"))? {
         Some(pid) => {
             drop(agent_end);
             // Held for as long as the command runs, even if the agent is killed: nobody else may start the job meanwhile.
@@ -132,8 +131,7 @@ fn spawn(argv: &[CString], (name, variable): (Option<&CStr>, Option<CString>), i
     }
     // Closed by a successful execution, and so read as empty.
     let (mut failed, mut report) = io::pipe()?;
-    // SAFETY: the agent has made no threads yet.
-    match unsafe { sys::fork() }? {
+    match sys::fork()? {
         Some(pid) => {
             drop(report);
             let mut errno = [0; 4];
@@ -145,8 +143,7 @@ fn spawn(argv: &[CString], (name, variable): (Option<&CStr>, Option<CString>), i
         }
         None => {
             inherited.restore();
-            // SAFETY: this process has one thread.
-            let failed = unsafe { process::execute(program, &arguments, variable) };
+            let failed = process::execute(program, &arguments, variable);
             let told = report.write_all(&failed.raw_os_error().unwrap_or(0).to_ne_bytes());
             // What the agent would do at its exit is not done here.
             process::end(i32::from(told.is_err()))

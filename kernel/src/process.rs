@@ -1,14 +1,48 @@
 //! Processes of belay's own: made by forking, and replaced by a program.
 
 use crate::check;
+use belay_abi::restore::CloneArgs;
 use std::ffi::{CStr, CString};
 use std::io;
+use std::time::{Duration, Instant};
 
-/// Forks. The child gets `None`.
-///
-/// # Safety
-/// The calling process has one thread only.
-pub unsafe fn fork() -> io::Result<Option<i32>> {
+/// How long a thread that has been joined may take to be gone for the kernel too.
+const GONE: Duration = Duration::from_secs(5);
+
+const CLONE_CHILD_SETTID: u64 = 0x0100_0000;
+const CLONE_CHILD_CLEARTID: u64 = 0x0020_0000;
+/// What a forked process may share with its maker without harm to either.
+const HARMLESS: u64 = (libc::CLONE_PARENT | libc::CLONE_FS | libc::CLONE_SYSVSEM) as u64;
+/// Namespaces of its own.
+const NAMESPACES: u64 = (libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUSER) as u64;
+
+/// Whether the calling process has one thread. Nothing is allocated.
+fn has_one_thread() -> io::Result<bool> {
+    // SAFETY: takes a number. The kernel refuses this to a process with several threads; to one with one it does nothing.
+    match check(unsafe { libc::unshare(libc::CLONE_THREAD) }.into()) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        // A filter that knows no flags. The directory has a link from each thread, beside two as every one.
+        Err(_) => Ok(rustix::fs::stat(c"/proc/self/task")?.st_nlink == 3),
+    }
+}
+
+/// An error unless the calling process has one thread: no other can make one then before the caller itself does.
+fn only_with_one_thread() -> io::Result<()> {
+    let begin = Instant::now();
+    while !has_one_thread()? {
+        if begin.elapsed() > GONE {
+            return Err(io::Error::other("the process has several threads"));
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Ok(())
+}
+
+/// Forks. The child gets `None`. It is an error where the calling process has several threads: a lock could be left held
+/// in the child.
+pub fn fork() -> io::Result<Option<i32>> {
+    only_with_one_thread()?;
     // SAFETY: with one thread no lock can be left held in the child.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -17,12 +51,56 @@ pub unsafe fn fork() -> io::Result<Option<i32>> {
     }
 }
 
-/// Executes `program` with `arguments`, the first of which is its name, as `execvp` does, with `variable` (`NAME=VALUE`)
-/// in the environment beside what is there. Returns why it could not.
+/// Forks with `clone3`, and with those `flags` that leave the child a table of descriptors and memory of its own; its end
+/// raises `exit_signal`, and its identifier is `id` (0: any). In the child the result is 0. It is an error where the
+/// calling process has several threads.
+pub fn fork_as(flags: i32, exit_signal: i32, id: i32) -> io::Result<i32> {
+    if flags as u64 & !(HARMLESS | NAMESPACES) != 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    fork3(flags as u64, exit_signal, id)
+}
+
+/// The same with `CLONE_FILES`: both have one table of descriptors.
 ///
 /// # Safety
-/// The calling process has one thread only.
-pub unsafe fn execute(program: &CStr, arguments: &[&CStr], variable: Option<CString>) -> io::Error {
+/// Neither closes what the other uses.
+pub unsafe fn fork_with_table(flags: i32, exit_signal: i32, id: i32) -> io::Result<i32> {
+    if flags as u64 & !HARMLESS != 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    fork3(flags as u64 | libc::CLONE_FILES as u64, exit_signal, id)
+}
+
+/// libc keeps the thread identifier in its thread descriptor; the kernel is asked to update it there, as libc's own
+/// `fork` does.
+fn fork3(flags: u64, exit_signal: i32, id: i32) -> io::Result<i32> {
+    only_with_one_thread()?;
+    let known = rustix::thread::get_clear_child_tid_address().ok().flatten();
+    let args = CloneArgs {
+        flags: flags | known.map_or(0, |_| CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID),
+        child_tid: known.map_or(0, |at| at.as_ptr() as u64),
+        exit_signal: exit_signal as u64,
+        set_tid: (&raw const id) as u64 * u64::from(id != 0),
+        set_tid_size: u64::from(id != 0),
+        ..CloneArgs::default()
+    };
+    // SAFETY: no memory is shared (CLONE_VM): both sides return here, each with its own copy, and no lock was held by
+    // another thread. Identifiers are read and written where they lie.
+    let r = unsafe { belay_abi::syscall!(libc::SYS_clone3 as usize, &raw const args, size_of::<CloneArgs>()) };
+    match i32::try_from(r) {
+        Ok(pid) if pid >= 0 => Ok(pid),
+        error => Err(io::Error::from_raw_os_error(error.map_or(libc::EINVAL, |e| -e))),
+    }
+}
+
+/// Executes `program` with `arguments`, the first of which is its name, as `execvp` does, with `variable` (`NAME=VALUE`)
+/// in the environment beside what is there. Returns why it could not; it cannot where the calling process has several
+/// threads, which could look at the environment meanwhile.
+pub fn execute(program: &CStr, arguments: &[&CStr], variable: Option<CString>) -> io::Error {
+    if let Err(e) = only_with_one_thread() {
+        return e;
+    }
     if let Some(variable) = variable {
         // SAFETY: no other thread looks at the environment; the text is given away and never freed.
         unsafe { libc::putenv(variable.into_raw()) };
@@ -117,4 +195,30 @@ pub fn set_group(pid: i32, group: i32) -> io::Result<()> {
 pub fn stay_in_group(group: i32) {
     // It changes nothing.
     let _ = set_group(0, group);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::apart;
+
+    #[test]
+    fn only_one_thread_forks() {
+        // Whoever runs tests has several.
+        assert!(!has_one_thread().unwrap());
+        let alone = || {
+            let of_table = fork_as(libc::CLONE_FILES, 0, 0).is_err() && fork_as(libc::CLONE_VM, 0, 0).is_err();
+            match fork_as(libc::CLONE_PARENT, 0, 0) {
+                Ok(0) => end(0),
+                made => i32::from(made.is_err() || !of_table),
+            }
+        };
+        assert_eq!(apart::child(alone).unwrap().wait(0).unwrap(), 0);
+        let child = apart::child(|| match fork() {
+            Ok(None) => end(5),
+            Ok(Some(pid)) => wait(pid).unwrap_or(0) >> 8,
+            Err(_) => 1,
+        });
+        assert_eq!(child.unwrap().wait(0).unwrap(), 5 << 8);
+    }
 }

@@ -273,8 +273,7 @@ fn keeper_maker<'a>(tree: &'a Tree, helpers: &[usize]) -> impl FnMut() -> io::Re
     let mut numbers = tree.helper_tids[helpers.iter().sum()..].iter();
     move || {
         let pid = *numbers.next().ok_or(io::ErrorKind::QuotaExceeded)?;
-        // SAFETY: the new process issues system calls only.
-        unsafe { sys::fork(0, 0, pid) }
+        sys::fork(0, 0, pid)
     }
 }
 

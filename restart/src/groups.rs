@@ -18,8 +18,7 @@ pub(crate) fn join(agent: &AgentIdentity, session: bool) -> Outcome<()> {
         return Ok(());
     }
     // The leader is not part of the job: a process with its PID leads until we have joined.
-    // SAFETY: the agent has one thread.
-    let leader = unsafe { sys::fork(0, libc::SIGCHLD, agent.pgid) }.map_err(failed)?;
+    let leader = sys::fork(0, libc::SIGCHLD, agent.pgid).map_err(failed)?;
     if leader == 0 {
         loop {
             rustix::event::pause();

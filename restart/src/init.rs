@@ -152,13 +152,9 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
             sys::setsid().map_err(failed)?;
         } else if a.sid > 1 && a.sid != a.pid {
             // The session's leader is not part of the job: a process with its PID leads it while the agent is made.
-            // SAFETY: PID 1 has one thread.
-            let pid = unsafe { sys::fork(0, libc::SIGCHLD, a.sid) }.map_err(failed)?;
+            let pid = sys::fork(0, libc::SIGCHLD, a.sid).map_err(failed)?;
             if pid == 0 {
-                let made = sys::setsid().and_then(|()| {
-                    // SAFETY: the leader has one thread.
-                    unsafe { sys::fork(libc::CLONE_PARENT as u64, 0, a.pid) }
-                });
+                let made = sys::setsid().and_then(|()| sys::fork(libc::CLONE_PARENT, 0, a.pid));
                 match made {
                     Ok(0) => be_agent(agent),
                     Ok(_) => {
@@ -182,8 +178,7 @@ fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
         if a.pgid == 1 {
             let _ = sys::setpgid(0, 0); // already so when PID 1 leads a session
         }
-        // SAFETY: PID 1 has one thread.
-        let pid = unsafe { sys::fork(0, libc::SIGCHLD, a.pid) }.map_err(failed)?;
+        let pid = sys::fork(0, libc::SIGCHLD, a.pid).map_err(failed)?;
         if pid == 0 {
             be_agent(agent);
         }

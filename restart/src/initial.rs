@@ -43,8 +43,7 @@ pub(crate) fn check(job: &Job, descriptors: &Descriptors) -> Outcome<()> {
 /// it.
 fn until_free(id: i32, begin: Instant) -> Outcome<()> {
     loop {
-        // SAFETY: the front process has one thread.
-        match unsafe { sys::fork(0, 0, id) } {
+        match sys::fork(0, 0, id) {
             Ok(0) => sys::exit_now(0),
             Ok(pid) => {
                 return sys::wait(pid, libc::__WALL)

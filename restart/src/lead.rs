@@ -55,8 +55,7 @@ pub(crate) fn take(process: &OwnedFd, fd: u64) -> io::Result<OwnedFd> {
 /// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`, and new
 /// ones are shown the namespaces in `shown`.
 pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> Outcome<()> {
-    // SAFETY: the agent has one thread.
-    match unsafe { sys::fork(libc::CLONE_PARENT as u64, 0, 0) } {
+    match sys::fork(libc::CLONE_PARENT, 0, 0) {
         Ok(0) => stand_by(listeners, book, programs, shown),
         Ok(_) => Ok(()),
         Err(e) => Err(RestartError::at("make the process that answers for addresses", e)),
@@ -71,8 +70,7 @@ fn stand_by(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown
     let _ = rustix::thread::set_name(c"belay-lead");
     close_all_but(&listeners);
     loop {
-        // SAFETY: this process has one thread.
-        let child = match unsafe { sys::fork(0, libc::SIGCHLD, 0) } {
+        let child = match sys::fork(0, libc::SIGCHLD, 0) {
             Ok(0) => answer_all(listeners, book, programs, shown),
             Ok(child) => child,
             // Without a child this process answers itself, and nobody stands by.

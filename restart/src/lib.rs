@@ -179,8 +179,7 @@ pub fn restart(
     let shown = shown::outer(way);
     let (uid, gid) = namespace::own_user();
     let raised = sched::make_room(&loaded.job);
-    // SAFETY: the front process has one thread, as the contract of this function says.
-    let init = match unsafe { namespace::clone(way) } {
+    let init = match namespace::clone(way) {
         Err(e) => {
             raised.undo();
             belay_kernel::signals::change_mask(libc::SIG_SETMASK, front.old_mask());

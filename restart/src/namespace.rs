@@ -69,8 +69,7 @@ pub(crate) fn own_user() -> (u32, u32) {
 /// Tries all that a restart in a user namespace begins with.
 fn user_namespaces_work() -> bool {
     let (uid, gid) = own_user();
-    // SAFETY: the front process has one thread.
-    match unsafe { clone(Way::UserNamespace) } {
+    match clone(Way::UserNamespace) {
         Err(_) => false,
         Ok(0) => sys::exit_now(i32::from(enter(Way::UserNamespace, uid, gid).is_err())),
         Ok(pid) => sys::wait(pid, libc::__WALL).is_ok_and(|(_, status)| status == 0),
@@ -78,18 +77,14 @@ fn user_namespaces_work() -> bool {
 }
 
 /// Makes the child that is PID 1 of the new namespaces, or only takes its part. Returns 0 in the child.
-///
-/// # Safety
-/// The process must have one thread.
-pub(crate) unsafe fn clone(way: Way) -> Outcome<i32> {
+pub(crate) fn clone(way: Way) -> Outcome<i32> {
     let new = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     let flags = match way {
         Way::Namespaces => new,
         Way::UserNamespace => new | libc::CLONE_NEWUSER,
         Way::Initial => 0,
     };
-    // SAFETY: the caller vouches for one thread.
-    unsafe { sys::fork(flags as u64, libc::SIGCHLD, 0) }.map_err(|e| refused(&e, way == Way::UserNamespace))
+    sys::fork(flags, libc::SIGCHLD, 0).map_err(|e| refused(&e, way == Way::UserNamespace))
 }
 
 /// The second way, for errors of the first.

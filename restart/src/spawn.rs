@@ -18,7 +18,7 @@ use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_abi::restore::STATE_FAILED;
 use belay_image::model::{Process, ProcessState, Thread};
-use belay_kernel::{limits, signals};
+use belay_kernel::{limits, process, signals};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
 use std::cell::Cell;
@@ -86,9 +86,7 @@ impl Forest<'_> {
             } else {
                 (0, node.exit_signal)
             };
-            if self.rebuilder.table_owner(parent.pid) == self.rebuilder.table_owner(node.pid) {
-                flags |= libc::CLONE_FILES;
-            }
+            let one_table = self.rebuilder.table_owner(parent.pid) == self.rebuilder.table_owner(node.pid);
             if self.rebuilder.share_undo(parent.pid, node.pid) {
                 flags |= libc::CLONE_SYSVSEM;
             }
@@ -97,11 +95,16 @@ impl Forest<'_> {
                 flags |= libc::CLONE_FS;
             }
             if let Some(p) = self.guest(node) {
-                self.make_guest(*id, flags, signal, p)?;
+                let table = if one_table { libc::CLONE_FILES } else { 0 };
+                self.make_guest(*id, flags | table, signal, p)?;
                 continue;
             }
-            // SAFETY: the agent and its forks have one thread each.
-            let pid = unsafe { sys::fork(flags as u64, signal, node.pid) }.map_err(|e| self.cannot_make(node, &e))?;
+            let made = match one_table {
+                // SAFETY: each closes only what it has opened itself, until one lays the table out, for whom the others wait.
+                true => unsafe { process::fork_with_table(flags, signal, node.pid) },
+                false => sys::fork(flags, signal, node.pid),
+            };
+            let pid = made.map_err(|e| self.cannot_make(node, &e))?;
             if pid == 0 {
                 self.live(*id);
             }

@@ -1,6 +1,5 @@
 //! System calls that neither `std` nor the `kernel` crate offers, as small checked functions.
 
-use belay_abi::restore::CloneArgs;
 use belay_image::model::Credentials;
 use belay_kernel::{identity, ioctl, numbers, signals};
 use rustix::process::{DumpableBehavior, Gid, Pid, Uid, WaitOptions};
@@ -9,36 +8,12 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-const CLONE_CHILD_SETTID: u64 = 0x0100_0000;
-const CLONE_CHILD_CLEARTID: u64 = 0x0020_0000;
-
 /// Turns the result of a raw system call into a `Result`.
 pub(crate) fn raw(ret: isize) -> io::Result<usize> {
     usize::try_from(ret).map_err(|_| io::Error::from_raw_os_error(i32::try_from(-ret).unwrap_or(libc::EINVAL)))
 }
 
-/// Forks with `clone3`. In the child the result is 0. `set_tid` is the wanted identifier, 0 for any.
-///
-/// libc keeps the thread identifier in its thread descriptor; the kernel is asked to update it there, as libc's own `fork` does.
-///
-/// # Safety
-/// The process must have one thread, so that no lock is held by a thread that the child lacks; or the child must issue
-/// system calls only.
-pub(crate) unsafe fn fork(flags: u64, exit_signal: i32, set_tid: i32) -> io::Result<i32> {
-    let known = rustix::thread::get_clear_child_tid_address().ok().flatten();
-    let args = CloneArgs {
-        flags: flags | known.map_or(0, |_| CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID),
-        child_tid: known.map_or(0, |at| at.as_ptr() as u64),
-        exit_signal: exit_signal as u64,
-        set_tid: (&raw const set_tid) as u64 * u64::from(set_tid != 0),
-        set_tid_size: u64::from(set_tid != 0),
-        ..CloneArgs::default()
-    };
-    // SAFETY: without CLONE_VM this is a fork: both sides return here, each with its own copy of memory; the caller
-    // vouches for one thread.
-    let r = unsafe { belay_abi::syscall!(libc::SYS_clone3 as usize, &raw const args, size_of::<CloneArgs>()) };
-    raw(r).map(|pid| pid as i32)
-}
+pub(crate) use belay_kernel::process::fork_as as fork;
 
 /// Maps a stack of `bytes` for a task that shares this program's memory; its lowest address.
 pub(crate) fn stack(bytes: usize) -> io::Result<u64> {

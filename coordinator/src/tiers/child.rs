@@ -33,8 +33,7 @@ pub(super) fn run<T: Serialize + DeserializeOwned>(
 ) -> Result<T, Failure> {
     let system = |step: &'static str| move |e: io::Error| Failure::system(step, &e);
     let (reader, writer) = io::pipe().map_err(system("make a pipe"))?;
-    // SAFETY: the caller's process has one thread.
-    let Some(pid) = (unsafe { sys::fork() }).map_err(system("fork"))? else {
+    let Some(pid) = sys::fork().map_err(system("fork"))? else {
         drop(reader);
         std::process::exit(i32::from(serve(work, writer).is_err()));
     };
