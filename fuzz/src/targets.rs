@@ -19,7 +19,7 @@ use belay_storage::place::model::Model;
 use belay_wire::socket::Lines;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 /// A target.
@@ -325,13 +325,7 @@ fn identity(data: &[u8]) {
 }
 
 fn memory_file() -> std::io::Result<File> {
-    // SAFETY: the name is a live string.
-    let fd = unsafe { libc::memfd_create(c"input".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: a new descriptor that nobody else has.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    Ok(rustix::fs::memfd_create(c"input", rustix::fs::MemfdFlags::CLOEXEC)?.into())
 }
 
 /// Files of `/proc`, in which programs can choose some of the text.

@@ -7,7 +7,7 @@ use belay_access::shape::Shape;
 use belay_access::site::{cheapest, sites, Costs, Reach, Site};
 use belay_access::trace::{decode, Event, Loop, Record};
 use belay_kernel::shared::Shared;
-use belay_kernel::{futex, proc};
+use belay_kernel::{cpu, futex, proc};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -139,10 +139,7 @@ fn recent(page: &Shared) -> Vec<Loop> {
 
 /// How fast the processor's time stamp counter counts.
 fn ticks_per_s() -> f64 {
-    let now = || {
-        // SAFETY: every x86-64 has it.
-        (Instant::now(), unsafe { core::arch::x86_64::_rdtsc() })
-    };
+    let now = || (Instant::now(), cpu::ticks());
     let (begin, first) = now();
     std::thread::sleep(Duration::from_millis(2));
     let (end, last) = now();

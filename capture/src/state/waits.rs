@@ -280,6 +280,7 @@ mod tests {
     use super::*;
     use crate::state::wait::NANOSECONDS;
     use belay_kernel::{apart, ptrace, signals};
+    use rustix::event::epoll;
     use rustix::thread::{NanosleepRelativeResult, Timespec};
 
     #[test]
@@ -308,15 +309,13 @@ mod tests {
         let thread = std::thread::spawn(move || {
             tell.send((rustix::thread::gettid().as_raw_pid(), crate::clock::monotonic_ns()))
                 .unwrap();
-            // SAFETY: no descriptors are given.
-            unsafe {
-                libc::epoll_wait(
-                    libc::epoll_create1(0),
-                    [libc::epoll_event { events: 0, u64: 0 }].as_mut_ptr(),
-                    1,
-                    900,
-                )
+            let epoll = epoll::create(epoll::CreateFlags::empty()).unwrap();
+            let limit = rustix::time::Timespec {
+                tv_sec: 0,
+                tv_nsec: 900_000_000,
             };
+            let mut none = [const { std::mem::MaybeUninit::uninit() }; 1];
+            epoll::wait(epoll, &mut none[..], Some(&limit)).unwrap();
         });
         let (tid, began) = told.recv().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(400));
