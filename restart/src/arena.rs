@@ -1,27 +1,7 @@
 //! Lays out the tables of a plan for an address that is known beforehand. Pure.
 
 use belay_abi::restore::Table;
-
-/// Plain `repr(C)` data of the ABI: no padding that matters, no pointers of this process, valid as bytes.
-///
-/// # Safety
-/// The type is `repr(C)`, `Copy`, and may be read as bytes (padding is written as whatever it is, and never looked at).
-pub(crate) unsafe trait Plain: Copy {}
-
-// SAFETY: an integer.
-unsafe impl Plain for u8 {}
-// SAFETY: an integer.
-unsafe impl Plain for u64 {}
-// SAFETY: `repr(C)` structs of integers.
-unsafe impl Plain for belay_abi::restore::Call {}
-// SAFETY: as above.
-unsafe impl Plain for belay_abi::restore::Fill {}
-// SAFETY: as above.
-unsafe impl Plain for belay_abi::restore::ThreadPlan {}
-// SAFETY: as above.
-unsafe impl Plain for belay_abi::aio::RingPlan {}
-// SAFETY: as above.
-unsafe impl Plain for belay_abi::restore::Plan {}
+use belay_kernel::plain::{bytes_of, Plain};
 
 /// Bytes that will lie at `base`.
 #[derive(Debug)]
@@ -80,9 +60,4 @@ impl Arena {
     pub(crate) fn finish(self) -> Vec<u8> {
         self.bytes
     }
-}
-
-fn bytes_of<T: Plain>(entries: &[T]) -> &[u8] {
-    // SAFETY: `Plain` types may be read as bytes; the slice is live.
-    unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(entries)) }
 }

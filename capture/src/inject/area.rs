@@ -11,6 +11,7 @@ use belay_abi::inject::{
     OP_WAIT, WRITER_STACK,
 };
 use belay_kernel::blob::Blob;
+use belay_kernel::plain::{bytes_of, bytes_of_mut, Plain};
 use belay_kernel::proc::{Map, Status};
 use belay_kernel::ptrace::{self, Event, Regs};
 use belay_kernel::vm::{self, Memory};
@@ -276,13 +277,13 @@ impl Area {
     }
 
     /// Writes the tables of all threads.
-    pub(super) fn put_thread_tables<T: Copy>(&self, tables: &[T]) -> Result<(), CaptureError> {
+    pub(super) fn put_thread_tables<T: Plain>(&self, tables: &[T]) -> Result<(), CaptureError> {
         write_each(self.task, &self.memory, &self.places(tables.len()), bytes_of(tables))
             .map_err(|e| CaptureError::system("write tables into the application", e))
     }
 
     /// Reads the tables of all threads.
-    pub(super) fn thread_tables<T: Copy>(&self, count: usize) -> Result<Vec<T>, CaptureError> {
+    pub(super) fn thread_tables<T: Plain>(&self, count: usize) -> Result<Vec<T>, CaptureError> {
         let places = self.places(count);
         let one_by_one = |bytes: &mut [u8]| {
             let pieces = bytes.chunks_exact_mut(size_of::<T>());
@@ -300,7 +301,7 @@ impl Area {
         (0..count).map(|i| self.base + self.thread_table(i)).collect()
     }
 
-    pub(super) fn put<T: Copy>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
+    pub(super) fn put<T: Plain>(&self, offset: u64, tables: &[T]) -> Result<(), CaptureError> {
         self.memory
             .write(self.base + offset, bytes_of(tables))
             .map_err(|e| CaptureError::system("write a table into the application", e))
@@ -335,11 +336,11 @@ impl Area {
         Ok(self.scratch())
     }
 
-    pub(super) fn get_all<T: Copy>(&self, offset: u64, count: usize) -> Result<Vec<T>, CaptureError> {
+    pub(super) fn get_all<T: Plain>(&self, offset: u64, count: usize) -> Result<Vec<T>, CaptureError> {
         read_all(count, |bytes| self.memory.read(self.base + offset, bytes))
     }
 
-    pub(super) fn get<T: Copy>(&self, offset: u64) -> Result<T, CaptureError> {
+    pub(super) fn get<T: Plain>(&self, offset: u64) -> Result<T, CaptureError> {
         Ok(self.get_all(offset, 1)?[0])
     }
 
@@ -387,24 +388,10 @@ fn write_each(task: i32, memory: &Memory, places: &[u64], data: &[u8]) -> std::i
     })
 }
 
-/// The bytes of plain C structs.
-fn bytes_of<T: Copy>(tables: &[T]) -> &[u8] {
-    // SAFETY: `T` is one of the plain C structs of `belay_abi::inject`, or an operation on a semaphore, which have no
-    // implicit padding; its bytes are only read.
-    unsafe { std::slice::from_raw_parts(tables.as_ptr().cast::<u8>(), size_of_val(tables)) }
-}
-
 /// Plain C structs whose bytes `read` fills in.
-fn read_all<T: Copy>(count: usize, read: impl FnOnce(&mut [u8]) -> std::io::Result<()>) -> Result<Vec<T>, CaptureError> {
-    let mut out = Vec::<T>::with_capacity(count);
-    // SAFETY: the slice covers the vector's spare capacity, which is made initialised first; every bit pattern is a
-    // value of the plain C structs used here, so `count` elements are initialised afterwards.
-    unsafe {
-        std::ptr::write_bytes(out.as_mut_ptr(), 0, count);
-        let bytes = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), count * size_of::<T>());
-        read(bytes).map_err(|e| CaptureError::system("read a table from the application", e))?;
-        out.set_len(count);
-    }
+fn read_all<T: Plain>(count: usize, read: impl FnOnce(&mut [u8]) -> std::io::Result<()>) -> Result<Vec<T>, CaptureError> {
+    let mut out = vec![T::zero(); count];
+    read(bytes_of_mut(&mut out)).map_err(|e| CaptureError::system("read a table from the application", e))?;
     Ok(out)
 }
 
