@@ -18,7 +18,7 @@
 use crate::control::Span;
 use crate::words::{Shared, Words};
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// Name of the memfd.
 pub const NAME: &CStr = c"belay-access";
@@ -153,11 +153,11 @@ pub struct Page {
     /// [`MAGIC`], stored last.
     pub magic: AtomicU64,
     /// [`VERSION`].
-    pub version: u32,
+    pub version: AtomicU32,
     /// The process, which a fork does not change.
-    pub owner: i32,
+    pub owner: AtomicI32,
     /// The memfd's descriptor in that process.
-    pub descriptor: i32,
+    pub descriptor: AtomicI32,
     /// The agent wants records: [`WANTED`]; and has some: [`BEGUN`].
     pub watched: AtomicU32,
     /// Which thread writes to the page; 0 for none.

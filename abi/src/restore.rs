@@ -10,7 +10,7 @@
 //! ```
 //! Every address in these tables points into the area, except where a system call's argument is an address of the restored process.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicU8};
 
 /// First word of a plan; guards against a restorer of another build.
 pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0004;
@@ -304,7 +304,7 @@ pub struct Slot {
     /// Monotonic times in nanoseconds: restorer entered, mapped, filled, parked.
     pub times: [AtomicU64; 4],
     /// An error found outside the restorer, as text.
-    pub text: [u8; TEXT_BYTES],
+    pub text: [AtomicU8; TEXT_BYTES],
 }
 
 /// Head of the memory shared by the agent and all processes that are being restored; the slots follow.

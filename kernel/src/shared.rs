@@ -1,10 +1,93 @@
 //! Memory shared with another process, which may write to it at any time.
 
+use belay_abi::words::{self, Words};
+use belay_abi::{access, index, restore};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering};
+
+/// A value in memory that others may write to: only atomic operations change it, and all its bytes are valid.
+///
+/// # Safety
+/// That is so.
+pub unsafe trait Parts: Sync {}
+
+// SAFETY: an atomic integer.
+unsafe impl Parts for AtomicU8 {}
+// SAFETY: as above.
+unsafe impl Parts for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Parts for AtomicI32 {}
+// SAFETY: as above.
+unsafe impl Parts for AtomicU64 {}
+// SAFETY: it has no others.
+unsafe impl<T: Parts, const N: usize> Parts for [T; N] {}
+// SAFETY: a row of words, each of which is read and written by an atomic operation.
+unsafe impl<T: Words + Send> Parts for words::Shared<T> {}
+
+/// A structure of such values, with all its fields.
+#[macro_export]
+macro_rules! parts {
+    ($kind:ty { $($field:ident),* $(,)? }) => {
+        // SAFETY: it has no other fields than these, and they are such values: that is looked at below.
+        unsafe impl $crate::shared::Parts for $kind {}
+        const _: () = {
+            type Whole = $kind;
+            const fn is<T: $crate::shared::Parts>(_: &T) {}
+            #[allow(dead_code)]
+            const fn all(Whole { $($field),* }: &Whole) {
+                $(is($field);)*
+            }
+        };
+    };
+}
+
+parts!(restore::Control { stage, reports });
+parts!(restore::Slot {
+    state,
+    step,
+    index,
+    errno,
+    parked,
+    arrived,
+    filled,
+    next_fill,
+    made,
+    helper_tid,
+    text_bytes,
+    area,
+    times,
+    text
+});
+parts!(access::Page {
+    magic,
+    version,
+    owner,
+    descriptor,
+    watched,
+    busy,
+    faults,
+    changes,
+    site,
+    want,
+    here,
+    head,
+    reserved,
+    open,
+    dead_count,
+    dataset_count,
+    site_count,
+    forked,
+    whole_at,
+    datasets,
+    sites,
+    dead,
+    marks,
+    ring
+});
+parts!(index::Entry { key, high, location });
 
 /// Memory of this process that others may have too. What is read of it is what was there at some moment.
 #[derive(Debug)]
@@ -130,22 +213,34 @@ impl Shared {
         crate::check(unsafe { libc::munmap(base.cast(), bytes) }.into()).map(drop)
     }
 
-    fn at<T>(&self, at: usize) -> NonNull<T> {
-        assert!(at.is_multiple_of(align_of::<T>()));
-        // SAFETY: it lies in the mapping, so not at 0.
-        unsafe { NonNull::new_unchecked(self.part(at, size_of::<T>()).cast()) }
+    /// The value at this offset, a multiple of its alignment.
+    pub fn part<T: Parts>(&self, at: usize) -> &T {
+        &self.parts(at, 1)[0]
+    }
+
+    /// So many values from this offset on, a multiple of their alignment.
+    pub fn parts<T: Parts>(&self, at: usize, count: usize) -> &[T] {
+        assert!(at.is_multiple_of(align_of::<T>()) && align_of::<T>() <= 4096);
+        let bytes = count.checked_mul(size_of::<T>());
+        let first = self.0.part(at, bytes.unwrap_or(usize::MAX));
+        // SAFETY: aligned, in the mapping, which lives as long as `self`; any bytes are valid, and only atomic operations
+        // change them.
+        unsafe { std::slice::from_raw_parts(first.cast(), count) }
+    }
+
+    /// The value at the beginning of a mapping that stays as long as the process lives.
+    pub fn leak<T: Parts>(self) -> &'static T {
+        Box::leak(Box::new(self)).part(0)
     }
 
     /// The word of 4 bytes at this offset, which must be a multiple of 4 and inside.
     pub fn half(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: aligned, in the mapping, which lives as long as `self`; any value is valid.
-        unsafe { self.at::<AtomicU32>(at).as_ref() }
+        self.part(at)
     }
 
     /// The word of 8 bytes at this offset, which must be a multiple of 8 and inside.
     pub fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { self.at::<AtomicU64>(at).as_ref() }
+        self.part(at)
     }
 
     /// The words from this offset on, each as it is at a moment.

@@ -67,15 +67,13 @@ impl Shared {
     }
 
     fn control(&self) -> &Control {
-        // SAFETY: the head of the mapping, zeroed by the kernel, all fields atomic.
-        unsafe { &*self.mapped.range().0.cast::<Control>() }
+        self.mapped.part(0)
     }
 
     /// Slot `i`.
     pub(crate) fn slot(&self, i: usize) -> &Slot {
         assert!(i < self.count);
-        // SAFETY: in the mapping, aligned (SLOTS and the size of a slot are multiples of 8); shared fields are atomic.
-        unsafe { &*self.mapped.range().0.add(Self::slot_offset(i) as usize).cast::<Slot>() }
+        self.mapped.part(Self::slot_offset(i) as usize)
     }
 
     /// In process `i`: it has reached `state`.
@@ -184,7 +182,10 @@ impl Shared {
         if n == 0 {
             return RestartError::Reported { slot: i };
         }
-        let text = String::from_utf8_lossy(&slot.text[..n]).into_owned();
+        let mut text = vec![0; n];
+        self.mapped
+            .read(Self::slot_offset(i) as usize + offset_of!(Slot, text), &mut text);
+        let text = String::from_utf8_lossy(&text).into_owned();
         let (step, reason) = text.split_once('\0').unwrap_or(("restart", &text));
         RestartError::at(step, reason)
     }

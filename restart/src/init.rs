@@ -11,6 +11,7 @@ use crate::identity::Identity;
 use crate::namespace::Way;
 use crate::{namespace, shown, sys, Shell};
 use belay_image::model::AgentIdentity;
+use belay_kernel::parts;
 use belay_kernel::proc::{born, Outside, END_LIMIT};
 use belay_kernel::shared::Shared;
 use belay_plugins::Group;
@@ -41,6 +42,9 @@ struct Noted {
     born: AtomicU64,
 }
 
+parts!(Words { running, noted, shells });
+parts!(Noted { pid, standin, born });
+
 /// Memory of PID 1 and the agent.
 pub(crate) struct Common(Shared);
 
@@ -51,10 +55,7 @@ impl Common {
     }
 
     fn words(&self) -> &Words {
-        let (at, _) = self.0.range();
-        // SAFETY: the mapping lives as long as this value, has this size and a page's alignment, was zeroed by the kernel,
-        // and holds atomics only.
-        unsafe { &*at.cast::<Words>() }
+        self.0.part(0)
     }
 
     /// From the agent: the job runs.

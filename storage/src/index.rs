@@ -104,9 +104,7 @@ impl Index {
     }
 
     fn entries(&self) -> &[Entry] {
-        // SAFETY: the mapping holds `slots` entries and lives as long as `self`; all bit patterns are valid, and every
-        // access is atomic.
-        unsafe { std::slice::from_raw_parts(self.memory.range().0.cast(), self.slots) }
+        self.memory.parts(0, self.slots)
     }
 
     fn table(&self) -> Table<'_> {

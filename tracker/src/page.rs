@@ -76,13 +76,11 @@ fn make() -> io::Result<&'static Page> {
     let file = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, size_of::<Page>() as u64)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let memory = ManuallyDrop::new(shared::Shared::map(file.as_fd(), size_of::<Page>())?);
-    // SAFETY: new memory, which is never given back, and to which nobody else refers yet; zeros are a valid value.
-    let page = unsafe { &mut *memory.range().0.cast::<Page>() };
-    page.version = VERSION;
-    page.owner = std::process::id().cast_signed();
+    let page: &Page = shared::Shared::map(file.as_fd(), size_of::<Page>())?.leak();
+    page.version.store(VERSION, Ordering::Relaxed);
+    page.owner.store(std::process::id().cast_signed(), Ordering::Relaxed);
     // Open for as long as the process lives: the agent takes the page by it.
-    page.descriptor = file.into_raw_fd();
+    page.descriptor.store(file.into_raw_fd(), Ordering::Relaxed);
     page.magic.store(MAGIC, Ordering::Release);
     Ok(page)
 }
