@@ -1,8 +1,12 @@
 //! New memory of the calling process, by its address: for what is no Rust object, as it outlives the program or is
 //! another program's.
 
+use crate::check;
+use crate::shared::Memory;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
 
 /// Maps `bytes` bytes, which stay, exactly at `at` where that is given: it fails when something is mapped there. They
 /// are the first of `file`, shared, or private zeros; `flags` are those of `mmap` beside that. Returns where they are.
@@ -24,6 +28,76 @@ pub fn map(at: Option<u64>, bytes: u64, prot: i32, flags: i32, file: Option<Borr
     Ok(at as u64)
 }
 
+/// Private memory of this process by its address, which stays when the value goes, and in which no reference leads.
+#[derive(Debug)]
+pub struct Area(Memory);
+
+impl Area {
+    /// Zeros, exactly at `at` where that is given; `flags` as for [`map`].
+    pub fn map(at: Option<u64>, bytes: u64, flags: i32) -> io::Result<Self> {
+        let at = map(at, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, None)?;
+        let base = NonNull::new(at as *mut u8).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the mapping that has just been made; `unmap` takes the value.
+        Ok(Self(unsafe { Memory::at_base(base, bytes as usize) }))
+    }
+
+    /// Its first address and the first behind it.
+    pub fn range(&self) -> Range<u64> {
+        let (base, bytes) = self.0.range();
+        base as u64..base as u64 + bytes as u64
+    }
+
+    /// Copies `data` to address `at` inside, where it is writable.
+    pub fn write(&self, at: u64, data: &[u8]) {
+        self.0.write(self.offset(at), data);
+    }
+
+    /// Maps the first `bytes` of `file`, shared, in place of what is at page boundary `at`.
+    pub fn replace(&self, at: u64, bytes: u64, file: BorrowedFd<'_>) -> io::Result<()> {
+        let (read_write, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let to = self.part(at, bytes)?;
+        // SAFETY: the part lies inside, where no reference leads.
+        let made = unsafe { libc::mmap(to, bytes as usize, read_write, flags, file.as_raw_fd(), 0) };
+        check(made as libc::c_long).map(drop)
+    }
+
+    /// Changes what may be done with `bytes` from page boundary `at` on.
+    pub fn protect(&self, at: u64, bytes: u64, prot: i32) -> io::Result<()> {
+        let part = self.part(at, bytes)?;
+        // SAFETY: the part lies inside, where no reference leads.
+        check(unsafe { libc::mprotect(part, bytes as usize, prot) }.into()).map(drop)
+    }
+
+    /// Asks for no large pages.
+    pub fn small(&self) -> io::Result<()> {
+        let (base, bytes) = self.0.range();
+        // SAFETY: advice about this mapping, which changes no contents.
+        check(unsafe { libc::madvise(base.cast(), bytes, libc::MADV_NOHUGEPAGE) }.into()).map(drop)
+    }
+
+    /// Ends it.
+    pub fn unmap(self) {
+        let (base, bytes) = self.0.range();
+        // SAFETY: the mapping made in `map`; the value is the last that leads there.
+        unsafe { libc::munmap(base.cast(), bytes) };
+    }
+
+    fn offset(&self, at: u64) -> usize {
+        // What is outside is found where the length is looked at.
+        at.checked_sub(self.range().start).unwrap_or(u64::MAX) as usize
+    }
+
+    fn part(&self, at: u64, bytes: u64) -> io::Result<*mut libc::c_void> {
+        let (base, all) = self.0.range();
+        let end = self.offset(at).checked_add(bytes as usize);
+        // The kernel takes whole pages, of which the mapping is made.
+        match end.is_some_and(|end| end <= all.next_multiple_of(4096)) {
+            true => Ok(base.wrapping_add(self.offset(at)).cast()),
+            false => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,5 +108,29 @@ mod tests {
         let at = map(None, PAGE, libc::PROT_READ, 0, None).unwrap();
         let again = map(Some(at), PAGE, libc::PROT_READ, libc::MAP_FIXED, None);
         assert_eq!(again.unwrap_err().raw_os_error(), Some(libc::EEXIST));
+    }
+
+    #[test]
+    fn an_area_has_nothing_outside() {
+        let area = Area::map(None, 2 << 12, 0).unwrap();
+        let Range { start, end } = area.range();
+        area.write(end - 3, b"end");
+        let mut back = [0; 3];
+        area.0.read((2 << 12) - 3, &mut back);
+        assert_eq!(&back, b"end");
+        area.protect(start, 1 << 12, libc::PROT_READ | libc::PROT_EXEC).unwrap();
+        for (at, bytes) in [(start - 4096, 4096), (start, (2 << 12) + 1), (end, 1), (start, u64::MAX)] {
+            assert!(area.protect(at, bytes, libc::PROT_NONE).is_err(), "{at:#x} {bytes}");
+        }
+        area.small().ok();
+        area.unmap();
+        assert!(!crate::pages::are_mapped(start, 1 << 12));
+    }
+
+    #[test]
+    #[should_panic = "assertion failed"]
+    fn nothing_is_written_outside() {
+        let area = Area::map(None, 1 << 12, 0).unwrap();
+        area.write(area.range().end - 1, b"two");
     }
 }

@@ -126,6 +126,7 @@ pub(crate) fn restart(
         programs: &programs,
         shown: plan.shown.as_ref(),
         kin: (&shares, &chunks),
+        areas: kin::Areas::default(),
         settle: &settle,
     };
     let mut living = Living {

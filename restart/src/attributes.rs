@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::call::{call, nr, With};
 use belay_abi::restore::{Call, Step, CALL_MAY_FAIL};
 use belay_image::attributes::{Placement, Policy, ThreadPrctl};
+use belay_kernel::policy::{self, NODE_WORDS};
 use std::ops::Range;
 
 const PR_SET_TSC: u64 = 26;
@@ -14,8 +15,6 @@ const PR_MCE_KILL_SET: u64 = 1;
 const PR_SET_SPECULATION_CTRL: u64 = 53;
 const PR_SET_IO_FLUSHER: u64 = 57;
 const ARCH_SET_CPUID: u64 = 0x1012;
-/// Words of a mask of nodes that kernels take.
-const NODE_WORDS: usize = 16;
 const MODIFY_LDT_WRITE: u64 = 0x11;
 /// Most segment descriptors.
 const SEGMENTS: usize = 8192;
@@ -50,43 +49,27 @@ pub(crate) fn without_placements(ranges: &[Range<u64>], out: &mut Vec<Call>) {
 /// placements those that lie in `ranges`, which are mapped; others follow in the restorer.
 pub(crate) fn lie_as_in(policy: Option<&Policy>, placements: &[Placement], ranges: &[Range<u64>]) {
     // It is no part of what the program computes.
-    let ask = |number: libc::c_long, args: [u64; 3], policy: &Policy| {
-        let mut words = [0; NODE_WORDS];
-        words.iter_mut().zip(&policy.nodes).for_each(|(word, nodes)| *word = *nodes);
-        let (nodes, bits) = match policy.nodes.is_empty() {
-            true => (std::ptr::null(), 0),
-            false => (words.as_ptr(), 64 * NODE_WORDS),
-        };
-        let [start, bytes, mode] = args;
-        // SAFETY: the mask is live and as long as it says; both calls change only where memory lies.
-        unsafe {
-            match number {
-                libc::SYS_mbind => libc::syscall(number, start, bytes, mode, nodes, bits, 0),
-                _ => libc::syscall(number, mode, nodes, bits),
-            }
-        };
-    };
     if let Some(policy) = policy {
-        ask(libc::SYS_set_mempolicy, [0, 0, policy.mode.into()], policy);
+        let _ = policy::set(policy.mode, words(policy).as_ref());
     }
     for (p, r) in placements.iter().flat_map(|p| ranges.iter().map(move |r| (p, r))) {
         let (start, end) = (p.start.max(r.start), p.end.min(r.end));
         if start < end {
-            ask(libc::SYS_mbind, [start, end - start, p.policy.mode.into()], &p.policy);
+            let _ = policy::bind(start, end - start, p.policy.mode, words(&p.policy).as_ref());
         }
     }
 }
 
 /// Address and number of bits of the nodes of `policy`; none where it names none. (The kernel takes one bit less than it is told.)
 fn mask(policy: &Policy, arena: &mut Arena) -> [u64; 2] {
-    if policy.nodes.is_empty() {
-        return [0, 0];
-    }
+    words(policy).map_or([0, 0], |words| [arena.words(&words), 64 * NODE_WORDS as u64])
+}
+
+/// The nodes of `policy` as a mask; nothing where it names none.
+fn words(policy: &Policy) -> Option<[u64; NODE_WORDS]> {
     let mut words = [0; NODE_WORDS];
-    for (word, nodes) in words.iter_mut().zip(&policy.nodes) {
-        *word = *nodes;
-    }
-    [arena.words(&words), 64 * NODE_WORDS as u64]
+    words.iter_mut().zip(&policy.nodes).for_each(|(word, nodes)| *word = *nodes);
+    (!policy.nodes.is_empty()).then_some(words)
 }
 
 /// Segment descriptors of the program's own. The kernel keeps as many as there were.
@@ -179,22 +162,7 @@ mod tests {
     fn what_is_common_lies_where_its_maker_wants_it() {
         const BYTES: u64 = 8 << 12;
         let at = belay_kernel::place::map(None, BYTES, 3, 0, None).unwrap();
-        let of = |at: u64| {
-            let (mut mode, mut nodes) = (-1, [0u64; NODE_WORDS]);
-            let by_address = 2;
-            // SAFETY: both are valid for writing.
-            let done = unsafe {
-                libc::syscall(
-                    libc::SYS_get_mempolicy,
-                    &raw mut mode,
-                    nodes.as_mut_ptr(),
-                    1024,
-                    at,
-                    by_address,
-                )
-            };
-            (done == 0).then_some((mode, nodes[0]))
-        };
+        let of = |at: u64| policy::at(at).ok();
         let bind = Policy { mode: 2, nodes: vec![1] };
         let placement = Placement {
             start: at + 0x1000,

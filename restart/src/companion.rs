@@ -12,17 +12,18 @@
 //! libc's. A process takes its *turn* for all that it does but wait for others ([`let_others`]); a companion works in
 //! its process's turn.
 
-use crate::arch;
+use crate::arch::Place;
 use crate::sys;
 use belay_abi::restore::CloneArgs;
-use belay_abi::task;
 use belay_image::model::{Process, Thread};
 use belay_kernel::futex::bare;
+use belay_kernel::task::{self, Task};
 use belay_plugins::{tasks_of, Rebuilder};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
 
 /// A thread that shares all with its process but the descriptor table.
 const THREAD: u64 = (libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM) as u64;
@@ -62,9 +63,6 @@ pub(crate) fn take_turn() {
     }
 }
 
-/// Where it goes in the end: entry of the restorer, address of the plan, address of the thread's plan, end of its stack there.
-pub(crate) type Place = [u64; 4];
-
 /// The threads of `processes` that exist before the restorer runs: those that lay out a descriptor table, and those to
 /// which a descriptor or a working directory leads.
 pub(crate) fn early(processes: &[Process], rebuilder: &Rebuilder) -> HashSet<i32> {
@@ -88,7 +86,7 @@ pub(crate) struct Companion {
     pub(crate) lays_out: bool,
     state: AtomicU32,
     work: UnsafeCell<Option<*const dyn Fn()>>,
-    place: [AtomicU64; 4],
+    place: OnceLock<Place>,
 }
 
 impl Companion {
@@ -101,15 +99,15 @@ impl Companion {
             lays_out,
             state: AtomicU32::new(WAITS),
             work: UnsafeCell::new(None),
-            place: [const { AtomicU64::new(0) }; 4],
+            place: OnceLock::new(),
         }));
         let (flags, stack) = if lays_out {
             (THREAD, STACK_BYTES)
         } else {
             (THREAD | libc::CLONE_FILES as u64, SMALL_STACK_BYTES)
         };
-        // SAFETY: `life` never returns; `own` lives for ever.
-        unsafe { spawn((flags, stack), 0, tid, life, (&raw const *own) as usize) }?;
+        // SAFETY: it lives for ever, waits without libc, and works while its process waits for it.
+        unsafe { spawn((flags, stack), 0, tid, own) }?;
         Ok(own)
     }
 
@@ -123,9 +121,8 @@ impl Companion {
 
     /// Sends it into the restorer, which must not unmap this program before it has arrived there.
     pub(crate) fn leave(&self, place: Place) {
-        for (word, value) in self.place.iter().zip(place) {
-            word.store(value, Ordering::Relaxed);
-        }
+        // Once only: it is there afterwards.
+        let _ = self.place.set(place);
         self.enter(LEAVES);
     }
 
@@ -135,18 +132,12 @@ impl Companion {
     }
 }
 
-/// Makes task `tid`, which shares the caller's memory and whatever else `flags` say, and runs `entry(arg)` on a stack
+/// Makes task `tid`, which shares the caller's memory and whatever else `flags` say, and does what `task` does on a stack
 /// of `stack` bytes.
 ///
 /// # Safety
-/// `entry` never returns, and may use `arg`.
-pub(crate) unsafe fn spawn(
-    (flags, stack): (u64, usize),
-    exit_signal: i32,
-    tid: i32,
-    entry: extern "C" fn(usize) -> !,
-    arg: usize,
-) -> io::Result<i32> {
+/// `task` stays as long as the new one has this memory, and neither uses what the other uses meanwhile, libc included.
+pub(crate) unsafe fn spawn<T: Task>((flags, stack): (u64, usize), exit_signal: i32, tid: i32, task: &T) -> io::Result<i32> {
     let args = CloneArgs {
         flags: flags | libc::CLONE_VM as u64,
         exit_signal: exit_signal as u64,
@@ -157,27 +148,23 @@ pub(crate) unsafe fn spawn(
         ..CloneArgs::default()
     };
     // SAFETY: the stack is new; the caller vouches for the rest.
-    sys::raw(unsafe { task::spawn(&args, entry, arg) }).map(|pid| pid as i32)
+    unsafe { task::spawn(&args, task) }
 }
 
-/// The life of a companion.
-extern "C" fn life(own: usize) -> ! {
-    // SAFETY: `make` passes the address of a companion that lives for ever.
-    let own = unsafe { &*(own as *const Companion) };
-    loop {
-        wait_while(&own.state, WAITS);
-        if own.state.load(Ordering::Acquire) == LEAVES {
-            break;
+impl Task for Companion {
+    fn live(&self) -> ! {
+        loop {
+            wait_while(&self.state, WAITS);
+            if let Some(place) = self.place.get() {
+                place.go();
+            }
+            // SAFETY: set before the state was, by one who waits until the state is set back; what it leads to lives until then.
+            if let Some(work) = unsafe { (*self.work.get()).map(|work| &*work) } {
+                work();
+            }
+            self.enter(WAITS);
         }
-        // SAFETY: set before the state was, by one who waits until the state is set back; what it leads to lives until then.
-        if let Some(work) = unsafe { (*own.work.get()).map(|work| &*work) } {
-            work();
-        }
-        own.enter(WAITS);
     }
-    let [entry, plan, thread, stack] = own.place.each_ref().map(|w| w.load(Ordering::Relaxed));
-    // SAFETY: `leave` was given the restorer's entry, the plans, and a stack in its area.
-    unsafe { arch::jump(entry, [plan, thread], stack) }
 }
 
 /// Waits while `word`, which belongs to this process alone, is `value`. Nothing of libc's is touched.

@@ -9,7 +9,6 @@
 //!     child    ▓▓▓▓▓▓▓▓
 //! ```
 
-use crate::arch;
 use crate::attributes;
 use crate::fail::{Outcome, RestartError};
 use crate::layout::{uncovered, Range};
@@ -17,8 +16,10 @@ use crate::tree::{self, NodeId, Role, Tree, AGENT};
 use belay_abi::restore::Step;
 use belay_image::extents::{Extent, PAGE};
 use belay_image::model::{Process, Vma, VmaKind};
-use belay_kernel::{place, prctl};
+use belay_kernel::place::Area;
+use belay_kernel::prctl;
 use belay_storage::chunk::Chunk;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -39,6 +40,10 @@ pub(crate) struct Early {
     /// Without huge pages (MADV_NOHUGEPAGE), which stays.
     pub(crate) small: bool,
 }
+
+/// The mappings of a process that have been made early, by itself or by those that made it.
+#[derive(Debug, Default)]
+pub(crate) struct Areas(RefCell<Vec<Area>>);
 
 /// What a process has in common with others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -311,7 +316,7 @@ pub(crate) enum Unread {
 
 /// In the maker `p`: maps and reads what is common, where its memory is to lie, and without huge pages where it has
 /// switched them off.
-pub(crate) fn read(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
+pub(crate) fn read(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>, areas: &Areas) -> Result<(), Unread> {
     if share.maps.is_empty() && share.reads.is_empty() {
         return Ok(());
     }
@@ -324,15 +329,17 @@ pub(crate) fn read(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> 
         }
     };
     let done = huge(1).map_err(|e| Unread::Failed(RestartError::at("switch off huge pages", e)));
-    let done = done.and_then(|()| read_all(p, share, chunks));
+    let done = done.and_then(|()| read_all(p, share, chunks, areas));
     let _ = huge(0);
     done
 }
 
-fn read_all(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<(), Unread> {
+fn read_all(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>, areas: &Areas) -> Result<(), Unread> {
+    let mut areas = areas.0.borrow_mut();
     for m in &share.maps {
-        map(m).map_err(Unread::Failed)?;
+        areas.push(map(m).map_err(Unread::Failed)?);
     }
+    areas.sort_by_key(|a| a.range().start);
     let mapped: Vec<Range> = share.maps.iter().map(|m| m.range.clone()).collect();
     let policy = p.threads.first().and_then(|t| t.policy.as_ref());
     attributes::lie_as_in(policy, &p.placements, &mapped);
@@ -356,8 +363,7 @@ fn read_all(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>) -> Result<
             if (sums.len() as u64) < part.pages() || !data.chunks_exact(PAGE as usize).zip(sums).all(same) {
                 return Err(bad(Step::Checksum, 0));
             }
-            // SAFETY: the plan's mappings, which have been made, cover the extent, and nothing else uses them.
-            unsafe { arch::copy_to(part.vaddr, data) };
+            write(&areas, part.vaddr, data);
             at = part.end();
         }
     }
@@ -372,11 +378,24 @@ pub(crate) fn numbered(extents: &HashMap<i32, Vec<Extent>>, shares: &HashMap<i32
         .collect()
 }
 
-fn map(m: &Early) -> Outcome<()> {
+/// Writes `data` from address `at` on, to as many of `areas` as it takes; the plan has one for all of it.
+fn write(areas: &[Area], mut at: u64, mut data: &[u8]) {
+    let first = areas.partition_point(|a| a.range().end <= at);
+    for area in &areas[first..] {
+        let (here, rest) = data.split_at(data.len().min((area.range().end - at) as usize));
+        area.write(at, here);
+        (at, data) = (area.range().end, rest);
+        if data.is_empty() {
+            return;
+        }
+    }
+    assert!(data.is_empty(), "no memory at {at:#x}");
+}
+
+fn map(m: &Early) -> Outcome<Area> {
     let flags = if m.unreserved { libc::MAP_NORESERVE } else { 0 };
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let made = place::map(Some(m.range.start), m.range.end - m.range.start, prot, flags, None);
-    made.map_err(|e| {
+    let made = Area::map(Some(m.range.start), m.range.end - m.range.start, flags);
+    let area = made.map_err(|e| {
         RestartError::at(
             "map",
             format!("memory at {:#x} for several processes: {e}: restart once more", m.range.start),
@@ -384,9 +403,9 @@ fn map(m: &Early) -> Outcome<()> {
     })?;
     if m.small {
         // Not of every kernel.
-        let _ = arch::advise(m.range.start, m.range.end - m.range.start, libc::MADV_NOHUGEPAGE);
+        let _ = area.small();
     }
-    Ok(())
+    Ok(area)
 }
 
 #[cfg(test)]

@@ -116,8 +116,8 @@ fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>,
 fn close_all_but(keep: &[OwnedFd]) {
     for fd in proc::fds(std::process::id().cast_signed()).unwrap_or_default() {
         if !keep.iter().any(|k| k.as_raw_fd() == fd) {
-            // SAFETY: nothing else in this process uses its descriptors any more.
-            unsafe { libc::close(fd) };
+            // Nothing else in this process uses its descriptors any more.
+            let _ = numbers::close(fd, fd);
         }
     }
 }

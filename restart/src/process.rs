@@ -141,16 +141,19 @@ pub(crate) fn become_process(
     }
     // Its descriptors are closed by the restorer.
     std::mem::forget(files);
+    let entry = area.base + cx.blob.entry();
+    // SAFETY: the area holds the restorer and its tables, which the plans of threads and the stacks that are named below
+    // belong to; nobody who goes there is needed here again.
+    let place = |thread, stack| unsafe { arch::Place::new(entry, [plan, thread], stack) };
     for c in companions {
         let index = p.threads.iter().position(|t| t.tid == c.tid).unwrap_or(0) as u64;
         let thread = threads + index * size_of::<ThreadPlan>() as u64;
         let stack = area.thread_stacks(helpers.len()) + STACK_BYTES * (index + 1);
-        c.leave([area.base + cx.blob.entry(), plan, thread, stack]);
+        c.leave(place(thread, stack));
     }
     cx.shared.report(slot, LOADED);
     companion::give_turn();
-    // SAFETY: the area holds the restorer and its tables; nothing of this program is needed again.
-    unsafe { arch::jump(area.base + cx.blob.entry(), [plan, 0], area.end) }
+    place(0, area.end).go()
 }
 
 /// In thread `tid`: gives it its own descriptor table.
@@ -273,16 +276,11 @@ fn settings(cx: &Context<'_>, p: &Process) -> Outcome<()> {
 /// Maps the area and copies restorer and tables into it.
 fn load(cx: &Context<'_>, area: &Area, tables: &[u8]) -> std::io::Result<()> {
     let bytes = area.end - area.base;
-    let rw = libc::PROT_READ | libc::PROT_WRITE;
-    place::map(Some(area.base), bytes, rw, 0, None)?;
-    arch::unmap(area.control, cx.shared.bytes())?;
-    place::map(Some(area.control), cx.shared.bytes(), rw, 0, Some(cx.shared.file()))?;
-    // SAFETY: both ranges lie in the area that has just been mapped for them.
-    unsafe {
-        arch::copy_to(area.base, &cx.blob.placed_at(area.base));
-        arch::copy_to(area.tables, tables);
-    }
-    arch::protect(area.base, cx.blob.bytes(), libc::PROT_READ | libc::PROT_EXEC)
+    let made = place::Area::map(Some(area.base), bytes, 0)?;
+    made.replace(area.control, cx.shared.bytes(), cx.shared.file())?;
+    made.write(area.base, &cx.blob.placed_at(area.base));
+    made.write(area.tables, tables);
+    made.protect(area.base, cx.blob.bytes(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
 #[cfg(test)]

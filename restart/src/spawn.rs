@@ -18,6 +18,7 @@ use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_abi::restore::STATE_FAILED;
 use belay_image::model::{Process, ProcessState, Thread};
+use belay_kernel::task::Task;
 use belay_kernel::{limits, process, signals};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
@@ -61,6 +62,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) shown: Option<&'a Shown>,
     /// What processes have in common, and where it is stored.
     pub(crate) kin: (&'a HashMap<i32, Share>, &'a HashMap<u32, Chunk>),
+    /// What has been mapped for that.
+    pub(crate) areas: kin::Areas,
     /// Where the stacks of the programs begin.
     pub(crate) programs: &'a HashSet<u64>,
     /// What a process does when it is settled, with the threads that exist by then; does not return.
@@ -126,10 +129,11 @@ impl Forest<'_> {
     fn make_guest(&self, id: NodeId, flags: i32, signal: i32, p: &Process) -> Outcome<()> {
         let handlers = if p.shares_handlers { libc::CLONE_SIGHAND } else { 0 };
         // Never freed: the restorer unmaps it.
-        let birth = Box::into_raw(Box::new(Birth { forest: self, id }));
+        let birth = Box::leak(Box::new(Birth { forest: self, id }));
         let how = ((flags | handlers) as u64, companion::STACK_BYTES);
-        // SAFETY: `live` never returns; forest and box live as long as this program, which the maker of the memory leaves last.
-        let made = unsafe { companion::spawn(how, signal, p.pid, be_born, birth as usize) };
+        // SAFETY: it takes turns with its maker. The forest is on the stack of the agent's fork that made the memory, which
+        // never returns from there, and leaves this program last.
+        let made = unsafe { companion::spawn(how, signal, p.pid, birth) };
         made.map_err(|e| self.cannot_make(&self.tree.nodes[id], &e))?;
         self.shared.note_made(id);
         Ok(())
@@ -248,7 +252,7 @@ impl Forest<'_> {
             return Ok(());
         };
         let share = self.processes.get(i).and_then(|p| Some((p, shares.get(&p.pid)?)));
-        match share.map_or(Ok(()), |(p, share)| kin::read(p, share, chunks)) {
+        match share.map_or(Ok(()), |(p, share)| kin::read(p, share, chunks, &self.areas)) {
             Ok(()) => Ok(()),
             Err(Unread::Failed(e)) => Err(e),
             Err(Unread::Pages(step, index, errno)) => self.shared.fail_at(id, step, index, errno),
@@ -289,19 +293,15 @@ impl Forest<'_> {
 
 /// What a process that shares its maker's memory needs to begin.
 struct Birth<'a> {
-    forest: *const Forest<'a>,
+    forest: &'a Forest<'a>,
     id: NodeId,
 }
 
-extern "C" fn be_born(birth: usize) -> ! {
-    companion::take_turn();
-    // SAFETY: `make_guest` passes the address of one that lives for ever. The forest is on the stack of the agent's fork
-    // that made this one, which never returns from there.
-    let (forest, id) = unsafe {
-        let birth = &*(birth as *const Birth<'_>);
-        (&*birth.forest, birth.id)
-    };
-    forest.live(id)
+impl Task for Birth<'_> {
+    fn live(&self) -> ! {
+        companion::take_turn();
+        self.forest.live(self.id)
+    }
 }
 
 /// Nothing is told of how the calling process ends: no core file lies in the user's directory, and the host's handler

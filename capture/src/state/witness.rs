@@ -7,6 +7,7 @@ use belay_abi::restore::CloneArgs;
 use belay_abi::syscall;
 use belay_kernel::apart::{self, Blocked};
 use belay_kernel::signals;
+use belay_kernel::task::{self, Task};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::Errno;
 use rustix::process::{dumpable_behavior, set_dumpable_behavior};
@@ -14,6 +15,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 // Gives up all capabilities (`capset`), lets others look into it (PR_SET_DUMPABLE), stops itself, and sleeps.
 core::arch::global_asm!(
@@ -77,18 +79,18 @@ struct Birth {
     gid: u32,
     program: i32,
     /// Its error number, as long as it shares the memory.
-    error: i32,
+    error: AtomicI32,
 }
 
 impl Witness {
     /// Makes one, in the caller's namespaces. It ends with the calling thread.
     pub(crate) fn make(uid: u32, gid: u32) -> io::Result<Self> {
         let program = program()?;
-        let mut birth = Birth {
+        let birth = Birth {
             uid,
             gid,
             program: program.as_raw_fd(),
-            error: 0,
+            error: AtomicI32::new(0),
         };
         let mut stack = vec![0u8; STACK];
         let args = CloneArgs {
@@ -101,16 +103,12 @@ impl Witness {
         let dumpable = dumpable_behavior();
         // It must run none of the caller's handlers.
         let blocked = Blocked::all()?;
-        // SAFETY: the stack is nobody else's; the caller stands still until the child has left its memory; `be_born` never returns.
-        let pid = unsafe { belay_abi::task::spawn(&args, be_born, (&raw mut birth) as usize) };
+        // SAFETY: the stack is nobody else's; the caller stands still until the child has left its memory.
+        let made = unsafe { task::spawn(&args, &birth) };
         drop(blocked);
         let _ = dumpable.and_then(set_dumpable_behavior);
-        if pid < 0 {
-            return Err(io::Error::from_raw_os_error(-(pid as i32)));
-        }
-        let made = Self(pid as i32);
-        // SAFETY: it shares the memory no more.
-        let error = unsafe { std::ptr::read_volatile(&raw const birth.error) };
+        let made = Self(made?);
+        let error = birth.error.load(Ordering::Relaxed);
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }
@@ -141,40 +139,38 @@ impl Drop for Witness {
     }
 }
 
-/// The child, which has the caller's memory, but nothing else of it.
-extern "C" fn be_born(birth: usize) -> ! {
-    const EMPTY: &CStr = c"";
-    // SAFETY: `make` passes the address of one that lives until it goes on.
-    let birth = unsafe { &mut *(birth as *mut Birth) };
-    let (uid, gid) = (birth.uid, birth.gid);
-    let arguments = [c"belay-witness".as_ptr(), std::ptr::null()];
-    let environment = [std::ptr::null::<u8>()];
-    // SAFETY: these calls take numbers, or live arrays that they read.
-    let error = unsafe {
-        syscall!(nr::CLOSE_RANGE, 0usize, u32::MAX, CLOSE_ON_EXEC);
-        // Not allowed to an ordinary user; the groups do not matter.
-        syscall!(nr::SETGROUPS, 0usize, 0usize);
-        let mut error = syscall!(nr::SETRESGID, gid, gid, gid);
-        if error == 0 {
-            error = syscall!(nr::SETRESUID, uid, uid, uid);
+impl Task for Birth {
+    /// The child, which has the caller's memory, but nothing else of it.
+    fn live(&self) -> ! {
+        const EMPTY: &CStr = c"";
+        let (uid, gid) = (self.uid, self.gid);
+        let arguments = [c"belay-witness".as_ptr(), std::ptr::null()];
+        let environment = [std::ptr::null::<u8>()];
+        // SAFETY: these calls take numbers, or live arrays that they read; the last one ends the child.
+        unsafe {
+            syscall!(nr::CLOSE_RANGE, 0usize, u32::MAX, CLOSE_ON_EXEC);
+            // Not allowed to an ordinary user; the groups do not matter.
+            syscall!(nr::SETGROUPS, 0usize, 0usize);
+            let mut error = syscall!(nr::SETRESGID, gid, gid, gid);
+            if error == 0 {
+                error = syscall!(nr::SETRESUID, uid, uid, uid);
+            }
+            if error == 0 {
+                syscall!(nr::PRCTL, libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                error = syscall!(
+                    nr::EXECVEAT,
+                    self.program,
+                    EMPTY.as_ptr(),
+                    arguments.as_ptr(),
+                    environment.as_ptr(),
+                    libc::AT_EMPTY_PATH
+                );
+            }
+            self.error.store(-(error as i32), Ordering::Relaxed);
+            loop {
+                syscall!(nr::EXIT, 127usize);
+            }
         }
-        if error == 0 {
-            syscall!(nr::PRCTL, libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            error = syscall!(
-                nr::EXECVEAT,
-                birth.program,
-                EMPTY.as_ptr(),
-                arguments.as_ptr(),
-                environment.as_ptr(),
-                libc::AT_EMPTY_PATH
-            );
-        }
-        error
-    };
-    birth.error = -(error as i32);
-    loop {
-        // SAFETY: ends the child.
-        unsafe { syscall!(nr::EXIT, 127usize) };
     }
 }
 

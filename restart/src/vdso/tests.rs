@@ -1,14 +1,13 @@
 //! The vDSO of the running kernel serves as old and as new one: as code that really runs.
 
 use super::*;
+use belay_kernel::place::Area;
 use std::time::Duration;
 
 type ClockGettime = extern "C" fn(i32, *mut libc::timespec) -> i32;
 
 /// Memory of this process with the old data and code at the distance that the kernel has put between them.
 struct Copied {
-    base: u64,
-    bytes: u64,
     code: u64,
 }
 
@@ -22,18 +21,13 @@ impl Copied {
         let at = |name: &str| own.iter().find(|m| m.name == name).unwrap().start;
         let whole = span(own.iter().map(|m| m.start..m.end));
         let bytes = whole.end - whole.start;
-        let base = belay_kernel::place::map(None, bytes, libc::PROT_READ | libc::PROT_WRITE, 0, None).unwrap();
+        let area = Area::map(None, bytes, 0).unwrap();
+        let base = area.range().start;
         for (name, content) in [("[vvar]", data), ("[vdso]", code)] {
-            let to = (base + (at(name) - whole.start)) as *mut u8;
-            // SAFETY: it lies within the new memory, whose parts are as long as the kernel's.
-            unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), to, content.len()) };
+            area.write(base + (at(name) - whole.start), content);
         }
-        // SAFETY: the memory that was just made.
-        let protected = unsafe { libc::mprotect(base as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_EXEC) };
-        assert_eq!(protected, 0);
+        area.protect(base, bytes, libc::PROT_READ | libc::PROT_EXEC).unwrap();
         Self {
-            base,
-            bytes,
             code: base + (at("[vdso]") - whole.start),
         }
     }
@@ -53,17 +47,9 @@ impl Copied {
     }
 }
 
-impl Drop for Copied {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `make`.
-        unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
-    }
-}
-
+/// By the kernel's own vDSO, not the code under test.
 fn now(clock: i32) -> i64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is live; the call itself, not the code under test.
-    assert_eq!(unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut t) }, 0);
+    let t = rustix::time::clock_gettime(clock.try_into().unwrap());
     t.tv_sec * 1_000_000_000 + t.tv_nsec
 }
 
