@@ -80,7 +80,9 @@ unsafe extern "C" fn belay_dataset(
             Some(stride) => Shape::new(at as u64, elem as u64, extent, stride),
             None => Shape::dense(at as u64, elem as u64, &extent),
         };
-        Ok(belay_tracker::dataset(name, &shape.map_err(DeclareError::from)?, dims)?)
+        let shape = shape.map_err(DeclareError::from)?;
+        // SAFETY: of the header: an array of numbers, which stays until it is moved or forgotten.
+        Ok(unsafe { belay_tracker::dataset(name, &shape, dims) }?)
     };
     number(declare())
 }
@@ -91,12 +93,13 @@ extern "C" fn belay_dataset_move(dataset: u32, at: *mut c_void) -> c_int {
         true => Err(Failure::invalid("there is no array")),
         false => Ok(at as u64),
     };
-    answer(place.and_then(|at| Ok(belay_tracker::moved(dataset, at)?)))
+    // SAFETY: as above.
+    answer(place.and_then(|at| Ok(unsafe { belay_tracker::moved(dataset, at) }?)))
 }
 
 #[no_mangle]
 extern "C" fn belay_dataset_forget(dataset: u32) -> c_int {
-    answer(belay_tracker::moved(dataset, 0).map_err(Failure::from))
+    answer(belay_tracker::forget(dataset).map_err(Failure::from))
 }
 
 #[no_mangle]

@@ -1,8 +1,10 @@
 //! Private memory of whole pages, apart from the allocator: large, and given back at once.
 
 use std::io;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Zeros at first, which nobody else has. Pages are taken when they are used for the first time.
 #[derive(Debug)]
@@ -92,6 +94,39 @@ impl Drop for Pages {
     }
 }
 
+/// A reference that can be set, and is none at first.
+#[derive(Debug)]
+pub struct Reference<T: 'static>(AtomicPtr<T>, PhantomData<&'static T>);
+
+impl<T: Sync> Reference<T> {
+    /// One that is none yet.
+    pub const fn none() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()), PhantomData)
+    }
+
+    /// One that a child finds to be none when it has been forked, by whatever call.
+    pub fn wiped_on_fork() -> io::Result<&'static Self> {
+        let memory = Pages::new(4096)?;
+        memory.wipe_on_fork()?;
+        let place = memory.base.cast();
+        std::mem::forget(memory);
+        // SAFETY: memory that is never given back, and that nothing else leads to; zeros are a null pointer, which is none.
+        Ok(unsafe { place.as_ref() })
+    }
+
+    /// What it is.
+    #[inline]
+    pub fn get(&self) -> Option<&'static T> {
+        // SAFETY: null, or what `set` was given.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Sets it.
+    pub fn set(&self, to: &'static T) {
+        self.0.store(ptr::from_ref(to).cast_mut(), Ordering::Release);
+    }
+}
+
 /// Whether there is memory from page boundary `start` on, so many bytes, whoever's that is.
 pub fn are_mapped(start: u64, bytes: u64) -> bool {
     let mut in_core = [0u8; 64];
@@ -121,5 +156,15 @@ mod tests {
         drop(pages);
         assert!(!are_mapped(start, bytes));
         assert!(Pages::new(0).is_err() && Pages::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn a_child_has_no_reference() {
+        static VALUE: u8 = 7;
+        let reference = Reference::wiped_on_fork().unwrap();
+        assert_eq!(reference.get(), None);
+        reference.set(&VALUE);
+        let child = crate::apart::child(|| i32::from(reference.get().is_some()));
+        assert_eq!((child.unwrap().wait(0).unwrap(), reference.get()), (0, Some(&7)));
     }
 }

@@ -108,7 +108,11 @@ fn name_of(name: &[u8]) -> Result<[u8; 32], DeclareError> {
 }
 
 /// Declares a dataset of `dims` dimensions, or says where one with this name is now; its number.
-pub fn dataset(name: &[u8], shape: &Shape, dims: usize) -> Result<u32, DeclareError> {
+///
+/// # Safety
+/// It is memory of the program's as long as it is declared, in which nothing is but its elements. Where accesses are
+/// verified, what a loop does not say that it uses cannot be touched, and what it says that it overwrites is.
+pub unsafe fn dataset(name: &[u8], shape: &Shape, dims: usize) -> Result<u32, DeclareError> {
     let new = Dataset {
         address: shape.address,
         elem: shape.elem,
@@ -125,8 +129,20 @@ pub fn dataset(name: &[u8], shape: &Shape, dims: usize) -> Result<u32, DeclareEr
     Ok(number)
 }
 
-/// A dataset lies elsewhere from now on; with 0 it is none any more.
-pub fn moved(dataset: u32, address: u64) -> Result<(), DeclareError> {
+/// A dataset lies elsewhere from now on.
+///
+/// # Safety
+/// As for [`dataset`].
+pub unsafe fn moved(dataset: u32, address: u64) -> Result<(), DeclareError> {
+    relocate(dataset, address)
+}
+
+/// A dataset is none any more.
+pub fn forget(dataset: u32) -> Result<(), DeclareError> {
+    relocate(dataset, 0)
+}
+
+fn relocate(dataset: u32, address: u64) -> Result<(), DeclareError> {
     let page = page::get().ok_or(DeclareError::Unknown(dataset))?;
     let writer = Writer::begin(page)?;
     let old = writer.known(dataset)?;
@@ -271,13 +287,15 @@ mod tests {
     #[test]
     fn a_dataset_that_is_kept_is_so_wherever_it_lies() {
         let shape = |address| Shape::new(address, 8, [16, 1, 1, 1, 1], [8, 128, 128, 128, 128]).unwrap();
-        let number = dataset(b"kept", &shape(0x10000), 1).unwrap();
+        // SAFETY: nothing is verified here, so nobody looks at the memory.
+        let declared = |address| unsafe { dataset(b"kept", &shape(address), 1) }.unwrap();
+        let number = declared(0x10000);
         let is_kept = || Writer::begin(page::get().unwrap()).unwrap().known(number).unwrap().keep == 1;
         keep(number, true).unwrap();
-        assert_eq!(dataset(b"kept", &shape(0x20000), 1).unwrap(), number);
+        assert_eq!(declared(0x20000), number);
         assert!(is_kept());
         keep(number, false).unwrap();
-        dataset(b"kept", &shape(0x10000), 1).unwrap();
+        declared(0x10000);
         assert!(!is_kept());
     }
 

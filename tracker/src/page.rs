@@ -4,32 +4,25 @@ use crate::writer::Writer;
 use crate::{verify, Handle};
 use belay_abi::access::{Dataset, Dead, Page, Site, MAGIC, NAME, VERSION};
 use belay_abi::words::Shared;
-use belay_kernel::pages::Pages;
+use belay_kernel::pages::Reference;
 use belay_kernel::{process, shared};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
-use std::mem::{offset_of, ManuallyDrop};
+use std::mem::offset_of;
 use std::os::fd::{AsFd, IntoRawFd};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The word that says where the page is. It lies in memory that the kernel empties in a child that is forked, by
 /// whatever call: the child has none then.
-static PLACE: AtomicPtr<AtomicPtr<Page>> = AtomicPtr::new(ptr::null_mut());
+static PLACE: Reference<Reference<Page>> = Reference::none();
 
 /// Who makes it.
 static MAKING: Mutex<()> = Mutex::new(());
 
-fn place() -> Option<&'static AtomicPtr<Page>> {
-    // SAFETY: a page of memory that is never given back, or null.
-    unsafe { PLACE.load(Ordering::Acquire).as_ref() }
-}
-
 /// The page, where this process has one.
 pub(crate) fn get() -> Option<Handle> {
-    // SAFETY: a page that is never given back, or null. Of what it holds only atomic operations change anything.
-    unsafe { place()?.load(Ordering::Acquire).as_ref() }.map(Handle)
+    PLACE.get()?.get().map(Handle)
 }
 
 /// The page, made where there is none.
@@ -44,17 +37,16 @@ pub(crate) fn open() -> io::Result<Handle> {
     }
     // A child has a copy of all datasets: what the program then overwrites, the child may still read.
     process::before_fork(before_fork)?;
-    if place().is_none() {
-        let memory = Pages::new(belay_abi::PAGE as usize)?;
-        memory.wipe_on_fork()?;
-        // Never given back; zeros are a null pointer.
-        let memory = ManuallyDrop::new(memory);
-        PLACE.store(memory.base().as_ptr().cast(), Ordering::Release);
-    }
+    let place = match PLACE.get() {
+        Some(place) => place,
+        None => {
+            let made = Reference::wiped_on_fork()?;
+            PLACE.set(made);
+            made
+        }
+    };
     let page = make()?;
-    if let Some(place) = place() {
-        place.store(ptr::from_ref(page).cast_mut(), Ordering::Release);
-    }
+    place.set(page);
     Ok(Handle(page))
 }
 
