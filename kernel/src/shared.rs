@@ -230,7 +230,10 @@ impl Shared {
 
     /// The value at the beginning of a mapping that stays as long as the process lives.
     pub fn leak<T: Parts>(self) -> &'static T {
-        Box::leak(Box::new(self)).part(0)
+        let stays = std::mem::ManuallyDrop::new(self);
+        let at = std::ptr::from_ref(stays.part(0));
+        // SAFETY: nobody ends the mapping any more.
+        unsafe { &*at }
     }
 
     /// The word of 4 bytes at this offset, which must be a multiple of 4 and inside.
