@@ -204,7 +204,8 @@ impl Agent {
                         save_open_files: self.description.save_open_files,
                         save_code: self.description.save_code,
                         keep: self.description.keep,
-                        pinned: self.pinned(),
+                        // Parts do not know yet what is to become redundant.
+                        pinned: [self.pinned(), self.being_encoded()].concat(),
                         tell: self.telling.is_some(),
                         era: self.addresses.0.era(),
                         gate_ms: self.gate_ms(),

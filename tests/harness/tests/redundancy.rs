@@ -20,12 +20,17 @@ const LOCAL: &str = "/tmp/local";
 
 /// A job with `parts` parts on the first of `all` hosts, whose ranks talk, launched with `scheme`.
 fn launched(place: &Place, label: &str, (parts, all): (usize, usize), scheme: &str) -> Result<Job, Failure> {
+    launched_with(&[], place, label, (parts, all), scheme)
+}
+
+fn launched_with(more: &[&str], place: &Place, label: &str, (parts, all): (usize, usize), scheme: &str) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, parts, all)?.unhurried();
     let program = job.program(place, "mpi/mpi_p2p")?;
     for host in 1..=all {
         job.on_host(host, &["mkdir", LOCAL])?;
     }
-    job.options = ["--redundancy", scheme, "--local-dir", LOCAL].map(str::to_owned).to_vec();
+    let options = ["--redundancy", scheme, "--local-dir", LOCAL];
+    job.options = options.iter().chain(more).map(|o| (*o).to_owned()).collect();
     job.launch(&program)?;
     Ok(job)
 }
@@ -231,10 +236,20 @@ fn killed_encoder(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// Checkpoints come quickly, of which two are kept: what somebody waits for stays on every host until it is redundant.
+fn incessant(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let quickly = ["--ckpt-interval", "200ms"];
+    let mut job = launched_with(&quickly, place, "redundancy-incessant", (3, 3), "xor:3")?;
+    for round in 0..6 {
+        checkpoint(&job).map_err(|e| format!("round {round}: {e}"))?;
+    }
+    job.verdict()
+}
+
 fn main() {
     let mut target = Target::over_hosts("redundancy");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 11] = [
+    let tests: [(&str, Run); 12] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
         ("xor", |p, r| lost_hosts(p, "xor", (3, 4), 1, r)),
         ("reed_solomon", |p, r| lost_hosts(p, "reed-solomon:4:2", (4, 6), 2, r)),
@@ -242,6 +257,7 @@ fn main() {
         ("domains", lost_domains),
         ("damage", damage),
         ("killed_encoder", killed_encoder),
+        ("incessant", incessant),
         ("with_durable", levels::cheapest),
         ("levels", levels::at_random),
         ("in_memory", levels::memory),
