@@ -11,6 +11,7 @@ use belay_restart::{by_user, End};
 use belay_wire::Exit;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 /// Signals that front and agent take through a descriptor. Left out are those that mean a fault of the process itself,
 /// those that cannot be taken, and the stop signals of the terminal, which stop front, agent and command alike.
@@ -41,6 +42,11 @@ pub fn handled() -> SignalSet {
 
 /// Remote shells that the agent has started, who stands in for them, and when that was started.
 type Shells = BTreeMap<i32, (i32, Option<u64>)>;
+
+/// Without an agent: how long remote shells may take to end when the command has.
+const SHELLS_LIMIT: Duration = Duration::from_secs(10);
+/// The status of one of which it is not known: that of ssh where something is wrong with itself.
+const SHELL_LOST: i32 = 255;
 
 /// Waits until the command has ended. `outside` are children that this process has had before. When the agent is
 /// killed, `ends_with_agent` tells whether nothing of the job may go on.
@@ -166,20 +172,42 @@ fn without_agent(
         }
     };
     pass_on(late);
+    let mut shells = shells.clone();
+    let mut ended: Option<(i32, Instant)> = None;
     loop {
         while let Some((pid, status)) = sys::reap() {
             if pid == root {
+                ended = Some((status, Instant::now()));
+            }
+            if let Some((standin, _)) = shells.remove(&pid).filter(|s| is_there(*s)) {
+                tracing::info!(shell = pid, standin, "remote shell ended");
+                end_standin(standin, shell_code(status));
+            }
+        }
+        shells.retain(|_, s| is_there(*s));
+        let mut left = None;
+        if let Some((status, since)) = ended {
+            left = SHELLS_LIMIT.checked_sub(since.elapsed());
+            if shells.is_empty() || left.is_none() {
+                // Nobody will know how these end.
+                shells.values().for_each(|(standin, _)| end_standin(*standin, SHELL_LOST));
                 return Ok(status);
             }
-            if let Some((standin, since)) = shells.get(&pid).filter(|(s, since)| since.is_some() && *since == born(*s)) {
-                tracing::info!(shell = pid, standin, ?since, "remote shell ended");
-                end_standin(*standin, shell_code(status));
-            }
-        }
-        if !std::path::Path::new(&format!("/proc/{root}")).exists() {
+        } else if !std::path::Path::new(&format!("/proc/{root}")).exists() {
             return Err(gone(", and the command's exit status with it"));
         }
-        sys::poll(&[(signals.as_raw_fd(), libc::POLLIN)]).map_err(|e| Failure::system("wait for the command", &e))?;
-        pass_on(signals.drain());
+        match sys::poll_within(&[(signals.as_raw_fd(), libc::POLLIN)], left) {
+            Err(e) if e.kind() != std::io::ErrorKind::Interrupted => return Err(Failure::system("wait for the command", &e)),
+            _ => {}
+        }
+        let received = signals.drain();
+        if ended.is_none() {
+            pass_on(received);
+        }
     }
+}
+
+/// Whether it is still who it was.
+fn is_there((standin, since): (i32, Option<u64>)) -> bool {
+    since.is_some() && since == born(standin)
 }

@@ -407,6 +407,40 @@ fn later_shell_status(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     want(job.said().contains("PASS after 7"), || job.said())
 }
 
+/// The agent is killed, and the command ends before its remote shells do: who stands in for them is told of their end all
+/// the same, and stays no longer. One shell ends in time, the other does not.
+fn shell_left(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "losses-shell-left", Kind::C, 2, 2)?;
+    let [beat, begin] = ["beat", "begin"].map(|f| job.work.join(f));
+    let shell = |seconds: u32| format!("ssh h2 'sleep {seconds}' > /dev/null 2>&1 & ");
+    let turn = format!("n=$((n + 1)); echo $n > {}; sleep 0.05", beat.display());
+    let script = format!(
+        "{}{}while [ ! -e {} ]; do {turn}; done; echo PASS; exit 5",
+        shell(4),
+        shell(60),
+        begin.display()
+    );
+    job.launch_words(&["sh", "-c", &script])?;
+    let own = job.work.clone();
+    let stand_in = || {
+        let is_one = |pid: &i32| {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            words.starts_with(b"ssh\0") && program.starts_with(&own)
+        };
+        belay_tests::procs::all().into_iter().filter(is_one).count()
+    };
+    job.comes_true("two stand-ins", || stand_in() == 2)?;
+    belay_tests::procs::signal(agent(&job, 0)?, libc::SIGKILL);
+    job.says("the program goes on")?;
+    std::fs::write(begin, "").map_err(|e| e.to_string())?;
+    let end = job.end()?;
+    want(end.code() == Some(5) && job.said().contains("PASS"), || {
+        format!("{end}: {}", job.said())
+    })?;
+    job.comes_true("no stand-in", || stand_in() == 0)
+}
+
 /// A process of the job hangs in the kernel when its agent is killed: `belay run` does not wait for it for ever, and names it.
 fn hung(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::of(place, "losses-hung", Kind::C, 1, 1)?;
@@ -524,6 +558,7 @@ fn main() {
         target.once(name, move |p, _| shell_status(p, case));
     }
     target.once("later_shell_after_restart_without_agent", later_shell_status);
+    target.once("shell_left_without_agent", shell_left);
     if Path::new("/dev/fuse").exists() {
         target.once("hung", hung);
     }
