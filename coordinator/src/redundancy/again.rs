@@ -152,7 +152,12 @@ pub(crate) fn prepare(dir: &JobDir, number: u64, given: &[String], tell: &mut dy
             Ok(Err((Exit::AlreadyRunning, message))) => drop(failure.get_or_insert(Failure::new(Exit::RestartFailed, message))),
             Ok(Err((exit, message))) => drop(failure.get_or_insert(Failure::new(exit, message))),
             Err(_) => {
-                let why = format!("generation {number} could not be made whole on {} ({ended:?})", part.host);
+                let ended = ended.map_or_else(|e| e.to_string(), |status| status.to_string());
+                let why = format!(
+                    "generation {number} could not be made whole on {}: the helper there has ended ({ended}) without an answer; \
+                     see what is said above, or leave that host out with --hosts",
+                    part.host
+                );
                 failure.get_or_insert(Failure::new(Exit::RestartFailed, why));
             }
         }
