@@ -5,11 +5,14 @@
 
 pub(crate) mod sites;
 
-use belay_abi::access::{Dead, Page, BEGUN, GONE_ON, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED};
+use belay_abi::access::{
+    Dataset, Dead, Page, BEGUN, DIMS, GONE_ON, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED,
+};
 use belay_access::live::{apart, Datasets, Verdict};
 use belay_access::shape::Shape;
 use belay_access::site::Reach;
 use belay_access::trace::{decode, Event, Garbled, STAMP};
+use belay_image::model;
 use belay_kernel::pidfd;
 use belay_kernel::proc::Map;
 use belay_kernel::shared::Shared;
@@ -171,6 +174,48 @@ impl Declared {
     }
 }
 
+/// The arrays that stopped process `pid` has declared: none where it is just changing them, or what it says makes no
+/// sense.
+pub(crate) fn declared(pid: i32, maps: &[Map]) -> Vec<model::Dataset> {
+    let Ok(Some(page)) = own(pid, maps) else { return Vec::new() };
+    let read = |at: usize, bytes: &mut [u8]| belay_kernel::vm::read(pid, page.map.start + at as u64, bytes);
+    let half = |at: usize| {
+        let mut bytes = [0; WORD / 2];
+        read(at, &mut bytes).map(|()| u32::from_ne_bytes(bytes))
+    };
+    let all = || {
+        if half(offset_of!(Page, changes))? % 2 != 0 {
+            return Ok(Vec::new());
+        }
+        let count = (half(offset_of!(Page, dataset_count))? as usize).min(MOST);
+        let mut bytes = vec![0; count * size_of::<Dataset>()];
+        read(offset_of!(Page, datasets), &mut bytes)?;
+        Ok::<_, io::Error>(bytes.chunks_exact(size_of::<Dataset>()).filter_map(dataset).collect())
+    };
+    all().unwrap_or_default()
+}
+
+/// One as it lies in the page; none where it was given up.
+fn dataset(raw: &[u8]) -> Option<model::Dataset> {
+    let word = |at: usize| Some(u64::from_ne_bytes(*raw.get(at..)?.first_chunk()?));
+    let dims = u32::from_ne_bytes(*raw.get(offset_of!(Dataset, dims)..)?.first_chunk()?) as usize;
+    let words = |at: usize| {
+        (0..dims.clamp(1, DIMS))
+            .map(|d| word(at + d * WORD))
+            .collect::<Option<Vec<_>>>()
+    };
+    let name = &raw[offset_of!(Dataset, name)..];
+    let name = name.split(|b| *b == 0).next().unwrap_or_default();
+    let address = word(offset_of!(Dataset, address))?;
+    (address != 0).then_some(model::Dataset {
+        name: name.into(),
+        address,
+        elem: word(offset_of!(Dataset, elem))?,
+        extent: words(offset_of!(Dataset, extent))?,
+        stride: words(offset_of!(Dataset, stride))?,
+    })
+}
+
 /// Bytes that the restart of stopped process `pid` has not brought back, and that the program has not overwritten yet;
 /// 1 where nobody knows.
 pub(crate) fn lacking(pid: i32, maps: &[Map]) -> u64 {
@@ -302,13 +347,11 @@ fn datasets(page: &Shared) -> Datasets {
     let mut out = Datasets::new();
     let mut kept = Vec::new();
     for at in 0..count.min(MOST) {
-        let place = offset_of!(Page, datasets) + at * size_of::<belay_abi::access::Dataset>();
+        let place = offset_of!(Page, datasets) + at * size_of::<Dataset>();
         let [address, elem] = page.words(place);
         let extent = page.words(place + 2 * WORD);
-        let stride = page.words(place + (2 + belay_abi::access::DIMS) * WORD);
-        let keep = page
-            .half(place + offset_of!(belay_abi::access::Dataset, keep))
-            .load(Ordering::Relaxed);
+        let stride = page.words(place + (2 + DIMS) * WORD);
+        let keep = page.half(place + offset_of!(Dataset, keep)).load(Ordering::Relaxed);
         if address != 0 {
             let number = u32::try_from(at + 1).unwrap_or_default();
             let shape = Shape::new(address, elem, extent, stride).ok();

@@ -265,11 +265,29 @@ pub struct Process {
     /// What was not stored, because the program has declared that it overwrites it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<LeftOut>,
+    /// The arrays that the program has declared (`belay_access.h`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub datasets: Vec<Dataset>,
     /// Rings of native asynchronous I/O; the other mappings of kind [`VmaKind::Ring`] belong to no context.
     #[serde(default)]
     pub rings: Vec<Ring>,
     /// Threads, the main thread first.
     pub threads: Vec<Thread>,
+}
+
+/// An array that a program has declared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dataset {
+    /// Its name.
+    pub name: Name,
+    /// Where its first element is.
+    pub address: u64,
+    /// Bytes of an element.
+    pub elem: u64,
+    /// Elements in each dimension, the first of which changes fastest.
+    pub extent: Vec<u64>,
+    /// Bytes from one element to the next in each.
+    pub stride: Vec<u64>,
 }
 
 /// Memory that was not stored, because the program overwrote it after the checkpoint before it read it

@@ -88,6 +88,12 @@ pub(crate) enum Command {
     Verify(Target),
     /// Show what an image file or a generation holds
     Inspect(Inspect),
+    /// Write the arrays that a program has declared (belay_access.h) into files
+    ///
+    /// Into a new directory: a file of raw elements for each array of each process, the first dimension changing
+    /// fastest, and datasets.json, which says what they are. Also of the parts on other hosts, where what they have
+    /// stored lies in the job directory or on this host.
+    Export(Export),
     /// End a running job
     ///
     /// Every process gets SIGTERM, and SIGKILL after the grace period. Checkpoints stay.
@@ -399,6 +405,16 @@ pub(crate) struct Report {
 pub(crate) struct Inspect {
     /// A generation's directory, an image file (.bimg, .bidx, .bpar), or a job directory (its newest generation)
     pub(crate) image: PathBuf,
+}
+
+/// `belay export`.
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// A generation's directory, or a job directory (its newest generation)
+    pub(crate) image: PathBuf,
+    /// The directory to make
+    #[arg(short, long, value_name = "DIR", default_value = "datasets")]
+    pub(crate) output: PathBuf,
 }
 
 /// `belay stop`.

@@ -6,7 +6,7 @@ use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::format::{Screen, Tone};
 use crate::progress::Show;
-use crate::{format, inspect, manual, report, start};
+use crate::{export, format, inspect, manual, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::Redundancy;
@@ -36,6 +36,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::Calibrate(args) => calibrate(&args),
         Command::Verify(args) => verify::all(&args),
         Command::Inspect(args) => print(&inspect::describe(&args.image)?),
+        Command::Export(args) => export(&args),
         Command::Stop(args) => stop(&args),
         Command::Gc(args) => gc(&args),
         Command::Agent(args) => start::part::agent(args),
@@ -78,6 +79,26 @@ fn escaped(json: &str) -> String {
         false => format!("\\u{:04x}", u32::from(c)),
     };
     json.chars().zip(plain(json).chars()).map(one).collect()
+}
+
+fn export(args: &cli::Export) -> Result<u8, Failure> {
+    let done = export::export(&args.image, &args.output)?;
+    for why in &done.left {
+        sys::say(&format!("not exported: {why}"));
+    }
+    let text = match (done.arrays, done.left.len()) {
+        (0, 0) => "no program has declared arrays (belay_access.h)\n".to_owned(),
+        (arrays, _) => format!(
+            "{arrays} arrays, {}, in {}\n",
+            format::bytes(done.bytes),
+            args.output.display()
+        ),
+    };
+    print(&text)?;
+    match done.left.len() {
+        0 => Ok(0),
+        n => Err(Failure::new(Exit::Refused, format!("{n} arrays are not exported"))),
+    }
 }
 
 fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {

@@ -36,7 +36,7 @@ pub(crate) fn describe(image: &Path) -> Result<String, Failure> {
 }
 
 /// Root looks at what another user has written as that user.
-fn look_as_owner(image: &Path) -> Result<(), Failure> {
+pub(crate) fn look_as_owner(image: &Path) -> Result<(), Failure> {
     let fail = |e| Failure::io(format!("stat {}", image.display()), &e);
     if sys::euid() != 0 {
         return Ok(());
@@ -82,7 +82,8 @@ fn group(path: &Path) -> Result<String, Failure> {
     Ok(out)
 }
 
-fn generation_of(dir: &Path) -> Result<PathBuf, Failure> {
+/// The generation that `dir` is, or the newest one of the job there.
+pub(crate) fn generation_of(dir: &Path) -> Result<PathBuf, Failure> {
     if dir.join(MANIFEST_FILE).exists() {
         return Ok(dir.to_owned());
     }

@@ -8,6 +8,7 @@
 mod cli;
 mod client;
 mod commands;
+mod export;
 mod format;
 mod inspect;
 mod logging;

@@ -1,5 +1,6 @@
 //! One process: what `/proc` and system calls by the agent tell, joined with what the process told about itself.
 
+use crate::access;
 use crate::inject::{on_main, Area};
 use crate::memory::mappings;
 use crate::memory::mlock;
@@ -96,6 +97,7 @@ impl Draft {
             segments: (table.segment_bytes > 0).then_some(table.segment).into_iter().collect(),
             keys: u16::try_from(table.keys).unwrap_or(0),
             left_out: None,
+            datasets: access::declared(task, &self.maps),
             placements: Vec::new(),
             vmas: Vec::new(),
             rings: Vec::new(),
@@ -313,6 +315,7 @@ pub(crate) fn zombie(z: Zombie) -> Option<model::Process> {
         segments: Vec::new(),
         keys: 0,
         left_out: None,
+        datasets: Vec::new(),
         placements: Vec::new(),
         vmas: Vec::new(),
         rings: Vec::new(),

@@ -196,6 +196,7 @@ fn process(pid: i32, t: &Task) -> Process {
         segments: Vec::new(),
         keys: 0,
         left_out: None,
+        datasets: Vec::new(),
         placements: Vec::new(),
         vmas: Vec::new(),
         rings: Vec::new(),

@@ -97,6 +97,59 @@ pub(super) fn certain(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fa
     Ok(())
 }
 
+/// What a program has declared comes out of a complete generation as files, and of another one it does not.
+pub(super) fn exported(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_solver.c");
+    let program = compile(place, &source, &format!("exported.{}", user.name()), CHECKED)?;
+    let mut job = Job::new(place, &format!("exported.{}", user.name()), user)?;
+    job.launch(&ACCESS.map(String::from), &[program.display().to_string()])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    let (dir, to) = (job.dir().display().to_string(), job.work.join("arrays"));
+    let export = |to: &str| output(job.belay(&["export", &dir, "-o", to]), LIMIT);
+    let o = export(&to.display().to_string())?;
+    want(o.status.success() && text(&o).contains("4 arrays, 8.0 MiB"), || text(&o))?;
+    let index = io("read", std::fs::read(to.join("datasets.json")))?;
+    let index: serde_json::Value = serde_json::from_slice(&index).map_err(|e| e.to_string())?;
+    for entry in index["datasets"].as_array().into_iter().flatten() {
+        want(
+            entry["elem"] == 8 && entry["extent"] == serde_json::json!([1024, 256]),
+            || entry.to_string(),
+        )?;
+        let file = to.join(entry["file"].as_str().unwrap_or_default());
+        let bytes = io("read", std::fs::read(&file))?;
+        want(bytes.len() as u64 == ARRAY, || {
+            format!("{}: {} bytes", file.display(), bytes.len())
+        })?;
+        // Of the others, loops may have overwritten a part.
+        if entry["name"] == "field" {
+            let words = bytes.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes));
+            let words: Vec<u64> = words.collect();
+            let step = |at: u64| 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(at);
+            let wrong = words
+                .iter()
+                .zip(0u64..)
+                .find(|(w, at)| **w != words[0].wrapping_add(step(*at)));
+            want(wrong.is_none(), || format!("element {wrong:?} of the field"))?;
+        }
+    }
+    let again = export(&to.display().to_string())?;
+    want(!again.status.success() && text(&again).contains("exists"), || text(&again))?;
+    for _ in 0..8 {
+        rng.pause(100);
+        job.checkpoint()?;
+        if left_out(&job)? > 0 {
+            break;
+        }
+    }
+    let lacking = export(&job.work.join("lacking").display().to_string())?;
+    want(
+        left_out(&job)? > 0 && lacking.status.code() == Some(80) && text(&lacking).contains("complete"),
+        || text(&lacking),
+    )?;
+    job.verdict(false, LIMIT)
+}
+
 /// What is between loops is heard too: forks, new shapes, second declarations.
 pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let source = repository().join("tests/programs/capi/access_turns.c");
@@ -250,6 +303,10 @@ fn die_often(job: &mut Job, least: u64, rng: &mut Rng) -> Result<u64, Failure> {
         // The first since the agent began stores all; from then on loops are recorded.
         for round in 0..2 + rng.below(2) {
             rng.pause(100);
+            // A slow program may not have begun a loop since the last one.
+            if death >= DEATHS {
+                job.progress(LIMIT)?;
+            }
             job.checkpoint()?;
             let left = left_out(job)?;
             want(round > 0 || left == 0, || format!("the first has left out {left} bytes"))?;
