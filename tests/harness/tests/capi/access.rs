@@ -74,16 +74,7 @@ pub(super) fn certain(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fa
         let argv = [program.clone(), how.into(), sign.display().to_string()];
         job.launch(&CERTAIN.map(String::from), &argv)?;
         job.progress(LIMIT)?;
-        let mut left = 0;
-        for _ in 0..8 {
-            rng.pause(100);
-            job.checkpoint()?;
-            left = left_out(&job)?;
-            if left >= ARRAY - 8192 {
-                break;
-            }
-        }
-        want(left >= ARRAY - 8192, || format!("only {left} bytes were left out"))?;
+        leave_out(&mut job, ARRAY - 8192, rng)?;
         job.kill_all()?;
         job.clear_beat()?;
         io("make the sign", std::fs::write(&sign, ""))?;
@@ -105,9 +96,12 @@ pub(super) fn exported(place: &Place, user: User, rng: &mut Rng) -> Result<(), F
     job.launch(&ACCESS.map(String::from), &[program.display().to_string()])?;
     job.progress(LIMIT)?;
     job.checkpoint()?;
-    let (dir, to) = (job.dir().display().to_string(), job.work.join("arrays"));
-    let export = |to: &str| output(job.belay(&["export", &dir, "-o", to]), LIMIT);
-    let o = export(&to.display().to_string())?;
+    let export = |job: &Job, to: &Path| {
+        let [dir, to] = [&job.dir(), to].map(|path| path.display().to_string());
+        output(job.belay(&["export", &dir, "-o", &to]), LIMIT)
+    };
+    let to = job.work.join("arrays");
+    let o = export(&job, &to)?;
     want(o.status.success() && text(&o).contains("4 arrays, 8.0 MiB"), || text(&o))?;
     let index = io("read", std::fs::read(to.join("datasets.json")))?;
     let index: serde_json::Value = serde_json::from_slice(&index).map_err(|e| e.to_string())?;
@@ -133,20 +127,11 @@ pub(super) fn exported(place: &Place, user: User, rng: &mut Rng) -> Result<(), F
             want(wrong.is_none(), || format!("element {wrong:?} of the field"))?;
         }
     }
-    let again = export(&to.display().to_string())?;
+    let again = export(&job, &to)?;
     want(!again.status.success() && text(&again).contains("exists"), || text(&again))?;
-    for _ in 0..8 {
-        rng.pause(100);
-        job.checkpoint()?;
-        if left_out(&job)? > 0 {
-            break;
-        }
-    }
-    let lacking = export(&job.work.join("lacking").display().to_string())?;
-    want(
-        left_out(&job)? > 0 && lacking.status.code() == Some(80) && text(&lacking).contains("complete"),
-        || text(&lacking),
-    )?;
+    leave_out(&mut job, 1, rng)?;
+    let o = export(&job, &job.work.join("lacking"))?;
+    want(o.status.code() == Some(80) && text(&o).contains("complete"), || text(&o))?;
     job.verdict(false, LIMIT)
 }
 
@@ -319,6 +304,22 @@ fn die_often(job: &mut Job, least: u64, rng: &mut Rng) -> Result<u64, Failure> {
     Ok(most)
 }
 
+/// Takes checkpoints until one has left out at least so many bytes: on a loaded machine a program may not get to all of
+/// its loops in time.
+fn leave_out(job: &mut Job, least: u64, rng: &mut Rng) -> Result<(), Failure> {
+    let mut left = 0;
+    for _ in 0..8 {
+        rng.pause(100);
+        job.progress(LIMIT)?;
+        job.checkpoint()?;
+        left = left_out(job)?;
+        if left >= least {
+            return Ok(());
+        }
+    }
+    Err(format!("only {left} bytes were left out"))
+}
+
 /// One on each of two hosts: what both leave out counts together, and they go on on others.
 pub(super) fn on_hosts(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let source = repository().join("tests/programs/capi/access_solver.c");
@@ -367,17 +368,8 @@ pub(super) fn astray(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
         let options = ["--keep", "1"].into_iter().chain(ACCESS).map(String::from);
         job.launch(&options.collect::<Vec<_>>(), &argv)?;
         job.progress(LIMIT)?;
-        // On a loaded machine a program may not get to all of its loops in time; whole pages of one array must be missing.
-        let mut left = 0;
-        for _ in 0..8 {
-            rng.pause(100);
-            job.checkpoint()?;
-            left = left_out(&job)?;
-            if left >= ARRAY - 4096 {
-                break;
-            }
-        }
-        want(left >= ARRAY - 4096, || format!("only {left} bytes were left out"))?;
+        // Whole pages of one array must be missing.
+        leave_out(&mut job, ARRAY - 4096, rng)?;
         let dir = job.dir().display().to_string();
         for argv in [&["list", &dir][..], &["inspect", &dir]] {
             let said = text(&output(job.belay(argv), LIMIT)?);
