@@ -201,7 +201,7 @@ pub(crate) fn restart(args: Restart) -> Result<u8, Failure> {
     config.encryption = by_file.clone().unwrap_or(config.encryption);
     let dir = match JobDir::open(&args.target.dir, Access::Own) {
         // The whole directory may be lost.
-        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, (&config, &limits), &|_| true)? => {
+        Err(f) if f.exit == Exit::NoJob && tiers::find_job(&args.target.dir, (&config, &limits), &|_| true, &|_| true)? => {
             JobDir::open(&args.target.dir, Access::Own)?
         }
         other => other?,
@@ -377,7 +377,10 @@ fn found_again(dir: &Path, new: &Description, (config, limits): (&Config, &Limit
     }
     let at = dir.display();
     let unfinished = |d: &Description| d.command == new.command && d.wait_status != Some(0);
-    let found = match tiers::find_job(dir, (config, limits), &unfinished) {
+    // Those of jobs with this name.
+    let own = new.folder();
+    let stem = own.strip_suffix(&new.id).unwrap_or(&own);
+    let found = match tiers::find_job(dir, (config, limits), &unfinished, &|folder| folder.starts_with(stem)) {
         // A job with another key: most probably another one.
         Err(f) if f.exit == Exit::NoKey => {
             sys::say(&format!(

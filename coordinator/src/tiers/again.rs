@@ -171,7 +171,7 @@ fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDi
     }
     let mut found = None;
     for tier in tiers {
-        found = found.or(describe(&*tier.tier, JOB)?);
+        found = found.or(describe(&*tier.tier, JOB)?.ok());
     }
     let described = found.ok_or_else(|| Failure::new(Exit::Damaged, "no tier holds its description"))?;
     JobDir::make_parts(path.parent().unwrap_or(&path))?;
@@ -181,8 +181,14 @@ fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDi
 }
 
 /// Looks in the durable tiers of `config` for the newest job whose directory was `dir` and which is `wanted`, and makes
-/// that again, where `limits` allow it; whether there was one.
-pub fn find_job(dir: &Path, (config, limits): (&Config, &Limits), wanted: &dyn Fn(&Description) -> bool) -> Result<bool, Failure> {
+/// that again, where `limits` allow it; whether there was one. Where there is none, a damaged description in a folder
+/// that `may_be` that job's is an error.
+pub fn find_job(
+    dir: &Path,
+    (config, limits): (&Config, &Limits),
+    wanted: &dyn Fn(&Description) -> bool,
+    may_be: &dyn Fn(&str) -> bool,
+) -> Result<bool, Failure> {
     let dir = std::path::absolute(dir).map_err(|e| Failure::io(format!("find {}", dir.display()), &e))?;
     let keys = config.encryption.keys()?;
     let look = (To::Look, keys.as_ref());
@@ -190,8 +196,8 @@ pub fn find_job(dir: &Path, (config, limits): (&Config, &Limits), wanted: &dyn F
         let (mut found, mut failure): (Option<Description>, _) = (None, None);
         for t in config.durable() {
             let descriptions = match t.kind {
-                Kind::Object => open_one(t, "", look).and_then(|tier| in_store(&*tier)),
-                Kind::Memory | Kind::Local | Kind::Pfs => in_directory(t, look),
+                Kind::Object => open_one(t, "", look).and_then(|tier| in_store(&*tier, may_be)),
+                Kind::Memory | Kind::Local | Kind::Pfs => in_directory(t, look, may_be),
             };
             match descriptions {
                 Ok((all, refused)) => {
@@ -226,7 +232,11 @@ pub fn find_job(dir: &Path, (config, limits): (&Config, &Limits), wanted: &dyn F
 /// only where what is looked for is not found.
 type Described = (Vec<Description>, Option<Failure>);
 
-fn in_directory(t: &crate::config::Tier, look: (To, Option<&Arc<Keys>>)) -> Result<Described, Failure> {
+fn in_directory(
+    t: &crate::config::Tier,
+    look: (To, Option<&Arc<Keys>>),
+    may_be: &dyn Fn(&str) -> bool,
+) -> Result<Described, Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
     let fail = |e| Failure::io(format!("tier {}: read {}", t.name, path.display()), &e);
     let mut out = Described::default();
@@ -236,37 +246,55 @@ fn in_directory(t: &crate::config::Tier, look: (To, Option<&Arc<Keys>>)) -> Resu
             continue;
         }
         // Other users' jobs lie beside ours.
-        let Some(Ok(tier)) = folder.to_str().map(|f| open_one(t, f, look)) else {
-            continue;
-        };
-        add(&mut out, describe(&*tier, JOB))?;
+        let Some(folder) = folder.to_str() else { continue };
+        let Ok(tier) = open_one(t, folder, look) else { continue };
+        add(&mut out, (&*tier, folder, may_be(folder)), describe(&*tier, JOB))?;
     }
     Ok(out)
 }
 
-fn in_store(tier: &dyn Tier) -> Result<Described, Failure> {
+fn in_store(tier: &dyn Tier, may_be: &dyn Fn(&str) -> bool) -> Result<Described, Failure> {
     let mut out = Described::default();
     for folder in tier.folders()? {
         let key = format!("{folder}/{JOB}");
         if tier.length(&key)?.is_some() {
-            add(&mut out, describe(tier, &key))?;
+            add(&mut out, (tier, &folder, may_be(&folder)), describe(tier, &key))?;
         }
     }
     Ok(out)
 }
 
-fn add(out: &mut Described, found: Result<Option<Description>, Failure>) -> Result<(), Failure> {
+fn add(
+    out: &mut Described,
+    (tier, folder, may_be): (&dyn Tier, &str, bool),
+    found: Result<Result<Description, String>, Failure>,
+) -> Result<(), Failure> {
     match found {
         Err(f) if f.exit == Exit::NoKey => drop(out.1.get_or_insert(f)),
-        other => out.0.extend(other?),
+        Err(f) => return Err(f),
+        Ok(Ok(description)) => out.0.push(description),
+        Ok(Err(why)) => {
+            tracing::warn!(folder, %why, "a description that is damaged");
+            let what = format!("tier {}: {folder}/{JOB} is damaged: {why}", tier.name());
+            out.1 = out.1.take().or(may_be.then(|| Failure::new(Exit::Damaged, what)));
+        }
     }
     Ok(())
 }
 
-fn describe(tier: &dyn Tier, key: &str) -> Result<Option<Description>, Failure> {
+/// A description, or what is damaged of it.
+fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description, String>, Failure> {
     match read_whole(tier, key, MAX_JOB) {
-        Ok(text) => Ok(Description::decode(key.as_ref(), &text).ok().filter(Description::has_good_id)),
-        Err(StorageError::TierDamaged { .. }) => Ok(None),
+        Ok(text) => Ok(Description::decode(key.as_ref(), &text)
+            .map_err(|f| f.to_string())
+            .and_then(|d| {
+                if d.has_good_id() {
+                    Ok(d)
+                } else {
+                    Err("its identifier is none".into())
+                }
+            })),
+        Err(e @ StorageError::TierDamaged { .. }) => Ok(Err(e.to_string())),
         Err(e) => Err(e.into()),
     }
 }

@@ -202,6 +202,26 @@ fn run_without_directory(place: &Place, user: User, _: &mut Rng) -> Result<(), F
     let from = runs(&mut job, "2")?;
     want(from == 2, || format!("from generation {from}, not 2"))?;
     lost(&mut job)?;
+    // One bit of what the tier knows of the job: that is not to know nothing of it.
+    let flip = || {
+        let mut known = files(&scratch).into_iter().filter(|f| f.ends_with("job.json"));
+        known.try_for_each(|path| {
+            let mut bytes = io("read", std::fs::read(&path))?;
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            io("write", std::fs::write(path, bytes))
+        })
+    };
+    flip()?;
+    for words in [&line("2")[..], &["restart", "--config", &config, &dir]] {
+        let o = output(job.belay(words), LIMIT)?;
+        want(
+            o.status.code() == Some(65) && text(&o).contains("job.json is damaged"),
+            || format!("{words:?}: {}: {}", show(o.status), text(&o)),
+        )?;
+    }
+    want(!job.dir().exists(), || "a job directory was made".into())?;
+    flip()?;
     // The directory is made again, and then nothing can be seen of what the tier holds: now, and when it is there.
     let records = files(&scratch)
         .into_iter()
