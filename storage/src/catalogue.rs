@@ -151,6 +151,8 @@ pub struct Catalogue {
     /// where there is nothing better. They stay until no record names them, because the rest of them may be the only
     /// copy.
     pub suspect: BTreeMap<String, String>,
+    /// Records that `belay flush --check` has found damaged.
+    distrusted: BTreeSet<String>,
     /// Suspect packs of which the tier has no mark: known here alone.
     unmarked: BTreeSet<String>,
     /// Generations that need more than lies here, of which something is missing: keys of their records, and what. Who
@@ -167,6 +169,7 @@ impl Catalogue {
         let mut out = Self {
             suspect: known.suspicions(),
             unmarked: known.unmarked.clone(),
+            distrusted: known.distrusted.clone(),
             incomplete: known.incomplete.clone(),
             sealing: tier.seals_with(),
             ..Self::default()
@@ -289,11 +292,14 @@ impl Catalogue {
         found
     }
 
-    /// A catalogue that knows nothing but the packs that this one suspects and of which the tier has no mark.
+    /// A catalogue that knows nothing but the packs that this one suspects and of which the tier has no mark, and the
+    /// records that it could not read.
     pub fn forgotten(&self) -> Self {
+        let records = self.faults.iter().filter(|(key, _)| number_of(key).is_some());
         Self {
             suspect: self.suspicions(),
             unmarked: self.unmarked.clone(),
+            distrusted: records.map(|(key, _)| key.clone()).collect(),
             ..Self::default()
         }
     }
@@ -423,6 +429,16 @@ impl Catalogue {
             tier.delete(&g.key)?;
         }
         self.generations.retain(stays);
+        // What is whole now has been written again. Anything else is perhaps only read wrongly today: it goes when another
+        // record of its generation is whole, or, if somebody has asked for it, a newer generation is.
+        let is_whole = |key: &str| self.generations.iter().any(|g| g.key == key);
+        self.faults.retain(|(key, _)| !is_whole(key));
+        let is_old = |key: &str, n| self.distrusted.contains(key) && whole.last().is_some_and(|newest| n < *newest);
+        let goes = |key: &str| number_of(key).is_some_and(|n| whole.contains(&n) || is_old(key, n));
+        for (key, _) in self.faults.iter().filter(|(key, _)| goes(key)) {
+            tier.delete(key)?;
+        }
+        self.faults.retain(|(key, _)| !goes(key));
         // Only when the records are gone may what they named go.
         tier.sync()?;
         self.collect(tier)

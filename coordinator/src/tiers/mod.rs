@@ -315,26 +315,15 @@ impl Durable {
         Ok((bytes, faults))
     }
 
-    /// Finds packs that are damaged, so that the next flush copies what it needs of them, and removes records that are;
-    /// what is wrong. Packs go only when the record that names others in their place is there. Call while nobody
-    /// flushes.
+    /// Finds packs and records that are damaged, so that the next flush copies what it needs of them; what is wrong. They
+    /// go only when a record that names others in their place is there. Call while nobody flushes.
     pub fn distrust_damaged(&mut self, d: &Description) -> Result<Vec<String>, Failure> {
         let (_, faults) = self.verify(d)?;
-        self.forget_unreadable()?;
+        self.catalogue = self.catalogue.forgotten();
         for part in self.parts.values_mut() {
-            part.forget_unreadable()?;
+            part.catalogue = part.catalogue.forgotten();
         }
         Ok(faults)
-    }
-
-    fn forget_unreadable(&mut self) -> Result<(), Failure> {
-        let unreadable = self.catalogue.faults.iter().map(|(key, _)| key.as_str());
-        for key in unreadable.filter(|key| key.starts_with("gen/")) {
-            self.tier.delete(key)?;
-        }
-        self.tier.sync()?;
-        self.catalogue = self.catalogue.forgotten();
-        Ok(())
     }
 
     /// Removes all but the `keep` newest generations; all of them where there is none to keep. Returns the bytes freed.

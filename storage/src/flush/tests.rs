@@ -111,6 +111,51 @@ fn older_generations_go_and_what_they_alone_needed() {
 }
 
 #[test]
+fn a_record_that_is_read_wrongly_goes_only_when_it_is_not_needed_any_more() {
+    let s = Scratch::new("wrongly");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    let mut commit = |n| {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+        run(&s, n, &tier, &options()).unwrap();
+    };
+    commit(1);
+    let key = tier.list("gen").unwrap().remove(0).key;
+    let good = read_whole(&tier, &key, 1 << 20).unwrap();
+    write_whole(&tier, &key, b"no record").unwrap();
+    commit(2);
+    assert_eq!(numbers(&tier), [2]);
+    // It was only the way to the tier.
+    write_whole(&tier, &key, &good).unwrap();
+    assert_eq!(numbers(&tier), [1, 2]);
+    // The same generation once more: its record is written again, or another one, and that goes.
+    let key = tier.list("gen").unwrap().remove(1).key;
+    write_whole(&tier, &key, b"no record").unwrap();
+    let other = "gen/000002-0123456789abcdef.json";
+    write_whole(&tier, other, b"no record").unwrap();
+    run(&s, 2, &tier, &options()).unwrap();
+    assert_eq!((numbers(&tier), tier.length(other).unwrap()), (vec![1, 2], None));
+    assert_eq!(tier.list("gen").unwrap().len(), 2);
+    // It is old, and somebody has asked for it.
+    let key = tier.list("gen").unwrap().remove(0).key;
+    write_whole(&tier, &key, b"no record").unwrap();
+    commit(3);
+    assert!(tier.length(&key).unwrap().is_some());
+    let mut checked = Catalogue::read(&tier, &Catalogue::default()).unwrap().forgotten();
+    s.commit(&mut engine, 4, &Scratch::memory(50, 4));
+    flush(
+        &s.generation(4),
+        &tier,
+        &options(),
+        &mut checked,
+        &mut &[][..],
+        &Control::default(),
+    )
+    .unwrap();
+    assert_eq!((numbers(&tier), tier.length(&key).unwrap()), (vec![3, 4], None));
+}
+
+#[test]
 fn the_newest_one_in_which_nothing_was_left_out_stays() {
     let s = Scratch::new("complete");
     let tier = s.tier("pfs");
