@@ -268,10 +268,10 @@ impl JobDir {
 
     /// Whether a job has been launched here.
     pub fn is_described(&self) -> bool {
-        self.dir.has(JOB.as_ref())
+        self.dir.has(JOB.as_ref()) || self.dir.has(COPY.as_ref()) && !self.is_unused().unwrap_or(true)
     }
 
-    /// Reads `job.json`, or its copy where that is damaged.
+    /// Reads `job.json`, or its copy where that is damaged or gone.
     pub fn description(&self) -> Result<Description, Failure> {
         static TOLD: Once = Once::new();
         let read = |name: &str| -> Result<_, Failure> {
@@ -281,10 +281,14 @@ impl JobDir {
             let text = files::read_open(file, &path, MAX_DESCRIPTION)?;
             Ok(Description::decode(&path, &text))
         };
-        // What is no file any more is somebody's doing.
-        let damaged = match read(JOB)? {
-            Err(failure) if failure.exit == Exit::Damaged => failure,
-            decoded => return decoded,
+        // What is no file any more is somebody's doing; what is not there at all may have been removed by mistake.
+        let damaged = match read(JOB) {
+            Ok(Err(failure)) if failure.exit == Exit::Damaged => failure,
+            Ok(decoded) => return decoded,
+            Err(_) if !self.dir.has(JOB.as_ref()) => {
+                Failure::new(Exit::Damaged, format!("{} is not there", self.path.join(JOB).display()))
+            }
+            Err(failure) => return Err(failure),
         };
         let copy = read(COPY).and_then(|decoded| decoded).map_err(|_| {
             let why = format!(

@@ -215,6 +215,10 @@ fn a_damaged_description_is_read_from_its_copy() {
             "bit of byte {at}: {o:?}"
         );
     }
+    std::fs::remove_file(&file).unwrap();
+    let o = s.belay(&["list"]);
+    let said = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert!(o.status.success() && said.contains("job.json.copy is used"), "{o:?}");
     std::fs::write(&file, &good[..100]).unwrap();
     s.go();
     let o = s.belay(&["restart"]);
