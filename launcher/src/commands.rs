@@ -24,6 +24,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs one command; its exit status.
 pub(crate) fn run(command: Command) -> Result<u8, Failure> {
+    if matches!(command, Command::Flush(_) | Command::Verify(_) | Command::Gc(_)) {
+        // A store that closes a connection is an error of the call, and not the end.
+        sys::Disposition::set_ignored(libc::SIGPIPE);
+    }
     match command {
         Command::Launch(args) => start::launch(args),
         Command::Restart(args) => start::restart(args),

@@ -58,6 +58,8 @@ pub(super) fn run<T: Serialize + DeserializeOwned>(
 }
 
 fn serve<T: Serialize>(work: impl FnOnce(&Control) -> Result<T, Failure>, out: io::PipeWriter) -> io::Result<()> {
+    // A store that closes a connection is an error of the call, and not the end.
+    sys::Disposition::set_ignored(libc::SIGPIPE);
     // Nobody waits for the result when the parent is gone.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let out = Arc::new(Mutex::new(out));
