@@ -283,7 +283,7 @@ fn add(
 }
 
 /// A description, or what is damaged of it.
-fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description, String>, Failure> {
+pub(super) fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description, String>, Failure> {
     match read_whole(tier, key, MAX_JOB) {
         Ok(text) => Ok(Description::decode(key.as_ref(), &text)
             .map_err(|f| f.to_string())

@@ -312,6 +312,11 @@ impl Durable {
         let (bytes, damaged) = self.catalogue.check(&*self.tier)?;
         let mut faults = self.faults();
         faults.extend(damaged);
+        // Without it nobody finds the job when its directory is lost.
+        if self.tier.length(JOB)?.is_some() {
+            let damaged = again::describe(&*self.tier, JOB).ok().and_then(Result::err);
+            faults.extend(damaged.map(|why| format!("{JOB}: damaged: {why}")));
+        }
         Ok((bytes, faults))
     }
 

@@ -154,7 +154,24 @@ fn local_lost(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
         .map_err(|e| format!("restart without a job directory: {e}"))?;
     let dir = job.dir().display().to_string();
     belay(&job, &["verify", &dir])?;
+    flip_descriptions(&scratch)?;
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(o.status.code() == Some(88) && text(&o).contains("job.json: damaged"), || {
+        text(&o)
+    })?;
+    flip_descriptions(&scratch)?;
     job.verdict(false, LIMIT)
+}
+
+/// Changes a bit of what a tier knows of its jobs, or changes it back.
+fn flip_descriptions(tier: &Path) -> Result<(), Failure> {
+    let mut known = files(tier).into_iter().filter(|f| f.ends_with("job.json"));
+    known.try_for_each(|path| {
+        let mut bytes = io("read", std::fs::read(&path))?;
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        io("write", std::fs::write(path, bytes))
+    })
 }
 
 /// `belay run` where the job directory is gone: the same command goes on from the tier, another one begins anew, and where
@@ -203,16 +220,7 @@ fn run_without_directory(place: &Place, user: User, _: &mut Rng) -> Result<(), F
     want(from == 2, || format!("from generation {from}, not 2"))?;
     lost(&mut job)?;
     // One bit of what the tier knows of the job: that is not to know nothing of it.
-    let flip = || {
-        let mut known = files(&scratch).into_iter().filter(|f| f.ends_with("job.json"));
-        known.try_for_each(|path| {
-            let mut bytes = io("read", std::fs::read(&path))?;
-            let middle = bytes.len() / 2;
-            bytes[middle] ^= 1;
-            io("write", std::fs::write(path, bytes))
-        })
-    };
-    flip()?;
+    flip_descriptions(&scratch)?;
     for words in [&line("2")[..], &["restart", "--config", &config, &dir]] {
         let o = output(job.belay(words), LIMIT)?;
         want(
@@ -221,7 +229,7 @@ fn run_without_directory(place: &Place, user: User, _: &mut Rng) -> Result<(), F
         )?;
     }
     want(!job.dir().exists(), || "a job directory was made".into())?;
-    flip()?;
+    flip_descriptions(&scratch)?;
     // The directory is made again, and then nothing can be seen of what the tier holds: now, and when it is there.
     let records = files(&scratch)
         .into_iter()
