@@ -36,10 +36,10 @@ macro_rules! parts {
         const _: () = {
             type Whole = $kind;
             const fn is<T: $crate::shared::Parts>(_: &T) {}
-            #[allow(dead_code)]
             const fn all(Whole { $($field),* }: &Whole) {
                 $(is($field);)*
             }
+            let _: fn(&Whole) = all;
         };
     };
 }

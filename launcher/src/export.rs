@@ -83,7 +83,7 @@ pub(crate) fn export(image: &Path, to: &Path) -> Result<Exported, Failure> {
             let mut memory = generation.memory(p)?;
             for d in &p.datasets {
                 let shown = plain(&d.name.to_string());
-                let shape = match whole(p, d) {
+                let shape = match whole((p, d), generation.lacks) {
                     Ok(shape) => shape,
                     Err(why) => {
                         done.left.push(format!("{shown} of process {}: {why}", p.pid));
@@ -168,13 +168,13 @@ fn unused(name: &str, (part, pid): (u64, i32), names: &mut BTreeSet<String>) -> 
 }
 
 /// The shape of an array of which all is stored.
-fn whole(p: &Process, d: &Dataset) -> Result<Shape, String> {
+fn whole((p, d): (&Process, &Dataset), lacks: bool) -> Result<Shape, String> {
     let mut sides = ([1; belay_access::block::MAX_DIMS], [0; belay_access::block::MAX_DIMS]);
     for (at, (extent, stride)) in d.extent.iter().zip(&d.stride).enumerate().take(sides.0.len()) {
         (sides.0[at], sides.1[at]) = (*extent, *stride);
     }
     let shape = Shape::new(d.address, d.elem, sides.0, sides.1).map_err(|e| e.to_string())?;
-    if p.left_out.is_some() {
+    if lacks {
         return Err("this generation lacks what the program has overwritten since: take one that is complete (belay list)".into());
     }
     let (mut at, end) = shape.range();
@@ -218,6 +218,8 @@ fn write(path: &Path, shape: &Shape, memory: &mut Memory<'_>) -> Result<(), Fail
 /// What one part has of a generation.
 struct Generation {
     dir: PathBuf,
+    /// Something was left out, or had not come back since a restart from one in which something was.
+    lacks: bool,
     job: Job,
     chunks: HashMap<u32, Chunk>,
 }
@@ -230,6 +232,7 @@ impl Generation {
         Ok(Self {
             job: SectionFile::read(&dir.join(JOB_FILE))?.get_json(Kind::Job)?,
             chunks: manifest.chunks.iter().map(open).collect::<Result<_, ImageError>>()?,
+            lacks: manifest.left_out.is_some(),
             dir: dir.to_owned(),
         })
     }

@@ -314,8 +314,13 @@ impl Durable {
         faults.extend(damaged);
         // Without it nobody finds the job when its directory is lost.
         if self.tier.length(JOB)?.is_some() {
-            let damaged = again::describe(&*self.tier, JOB).ok().and_then(Result::err);
-            faults.extend(damaged.map(|why| format!("{JOB}: damaged: {why}")));
+            match again::describe(&*self.tier, JOB) {
+                Ok(Ok(_)) => {}
+                Ok(Err(why)) => faults.push(format!("{JOB}: damaged: {why}")),
+                // What is sealed with it is told of above.
+                Err(f) if f.exit == Exit::NoKey => {}
+                Err(f) => faults.push(f.to_string()),
+            }
         }
         Ok((bytes, faults))
     }
