@@ -11,6 +11,7 @@ use belay_tests::Failure;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 /// Where programs on two hosts tell that they go on.
 const BEATS: [&str; 2] = ["beat", "beat.below"];
@@ -287,10 +288,10 @@ fn die_often(job: &mut Job, least: u64, rng: &mut Rng) -> Result<u64, Failure> {
         }
         // The first since the agent began stores all; from then on loops are recorded.
         for round in 0..2 + rng.below(2) {
-            rng.pause(100);
-            // A slow program may not have begun a loop since the last one.
-            if death >= DEATHS {
-                job.progress(LIMIT)?;
+            if death < DEATHS {
+                rng.pause(100);
+            } else {
+                somewhere(job, rng)?;
             }
             job.checkpoint()?;
             let left = left_out(job)?;
@@ -304,13 +305,22 @@ fn die_often(job: &mut Job, least: u64, rng: &mut Rng) -> Result<u64, Failure> {
     Ok(most)
 }
 
+/// Waits until a program, however slow, has begun loops, and then for a part of the time between two heartbeats: right
+/// after one it is always in the same loops.
+fn somewhere(job: &mut Job, rng: &mut Rng) -> Result<(), Failure> {
+    job.progress(LIMIT)?;
+    let start = Instant::now();
+    job.progress(LIMIT)?;
+    rng.pause(u64::try_from(start.elapsed().as_millis()).unwrap_or(0));
+    Ok(())
+}
+
 /// Takes checkpoints until one has left out at least so many bytes: on a loaded machine a program may not get to all of
 /// its loops in time.
 fn leave_out(job: &mut Job, least: u64, rng: &mut Rng) -> Result<(), Failure> {
     let mut left = 0;
     for _ in 0..8 {
-        rng.pause(100);
-        job.progress(LIMIT)?;
+        somewhere(job, rng)?;
         job.checkpoint()?;
         left = left_out(job)?;
         if left >= least {
