@@ -143,7 +143,11 @@ pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
     let mut job = Job::new(place, &format!("turns.{}", user.name()), user)?;
     job.launch(&ACCESS.map(String::from), &[program.display().to_string()])?;
     let most = die_often(&mut job, 1, rng)?;
-    want(most > 0, || "nothing was left out".into())
+    want(most > 0, || {
+        let log = std::fs::read_to_string(job.dir().join("log")).unwrap_or_default();
+        let said = log.lines().filter(|line| line.contains("what the program"));
+        format!("nothing was left out: {}", said.collect::<Vec<_>>().join("\n"))
+    })
 }
 
 /// A program that has closed all of its descriptors is stored as a whole, and its checkpoints are whole ones.

@@ -196,11 +196,11 @@ pub(super) fn local_tiers(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         site.progress(&job, 0)?;
         Ok::<_, Failure>(site.said(&job))
     };
-    // All at once: who notices the loss of another ends its part, and moves what it has. (So does who is killed by
-    // Slurm, which sends SIGTERM first.)
+    // All at once, h4 first: who notices the loss of another ends its part, and moves what it has. (So does who is killed
+    // by Slurm, which sends SIGTERM first.)
     let killed = || {
         // All lies below directories whose names begin so.
-        let all = || -> Vec<i32> { (2..=4).flat_map(|host| site.slurm.hosts.find(host, "belay")).collect() };
+        let all = || -> Vec<i32> { (2..=4).rev().flat_map(|host| site.slurm.hosts.find(host, "belay")).collect() };
         site.slurm.await_that("the end of all processes", |_| {
             let left = all();
             left.iter().for_each(|pid| procs::signal(*pid, libc::SIGKILL));
