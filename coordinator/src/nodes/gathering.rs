@@ -4,7 +4,8 @@ use crate::Failure;
 use belay_plugins::{Brought, Facts, Group};
 use belay_tree::{Broken, Contribution, FailureKind, Tree};
 use belay_wire::Exit;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ pub(crate) fn refusal(node: u64, failure: &Failure) -> Contribution {
         passing: failure.passing,
         not_asked: failure.not_asked,
     };
-    Contribution::failed(node, kind, &failure.message)
+    Contribution::failed(node, kind, &format!("on {}: {}", crate::sys::host(), failure.message))
 }
 
 /// Whether some node has not done its share; otherwise one was lost.
@@ -98,15 +99,18 @@ pub(crate) struct Gathering<'a> {
     base: u64,
     next: Cell<u64>,
     broken: Cell<bool>,
-    /// What sort of failure other nodes have told.
-    others: Cell<Option<Kind>>,
+    /// What failure other nodes have told.
+    others: RefCell<Option<Failure>>,
     job: u64,
 }
 
 /// Failures of other nodes in one line.
 pub(crate) fn line(broken: &Broken) -> String {
-    let each = broken.0.iter().map(|f| format!("node {}: {}", f.node, f.reason));
-    each.collect::<Vec<_>>().join("; ")
+    let each = broken.0.iter().map(|f| match f.kind {
+        FailureKind::Refused { .. } => f.reason.clone(),
+        _ => format!("node {}: {}", f.node, f.reason),
+    });
+    each.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("; ")
 }
 
 impl<'a> Gathering<'a> {
@@ -116,7 +120,7 @@ impl<'a> Gathering<'a> {
             base,
             next: Cell::new(1),
             broken: Cell::new(false),
-            others: Cell::new(None),
+            others: RefCell::new(None),
             job,
         }
     }
@@ -134,10 +138,10 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// This node's `failure`, which is of the sort that others have told where it comes from there.
+    /// This node's `failure`: that which others have told where it comes from there, without what this node was at.
     pub(crate) fn judge(&self, failure: Failure) -> Failure {
-        match self.others.get() {
-            Some(kind) => kind.failure(failure.message),
+        match self.others.take() {
+            Some(told) => told,
             // The job has not: its root would know.
             None if failure.exit == Exit::ProgramEnded && self.tree.node() != 0 => Failure::passing(
                 Exit::CheckpointFailed,
@@ -168,7 +172,7 @@ impl Group for Gathering<'_> {
             .exchange_within(self.step(), contribution(brought), Some(PATIENCE + late))
             .map_err(|b| {
                 self.broken.set(true);
-                self.others.set(Some(Kind::of(&b)));
+                self.others.replace(Some(self::failure(&b)));
                 line(&b)
             })
     }
@@ -210,7 +214,8 @@ mod tests {
         let (busy, no) = (Failure::passing(Exit::Refused, "busy"), Failure::new(Exit::Refused, "no"));
         let both = failure(&Broken(told(&[busy.clone(), busy.clone()])));
         assert!(both.passing);
-        assert_eq!(both.to_string(), "node 3: busy; node 3: busy; try again in a moment");
+        let host = crate::sys::host();
+        assert_eq!(both.to_string(), format!("on {host}: busy; try again in a moment"));
         assert!(!failure(&Broken(told(&[busy.clone(), no]))).passing);
         assert!(!both.not_asked);
         let not_asked = Failure {
