@@ -462,6 +462,8 @@ pub struct Control {
     pub frugal: u32,
     /// 1 where pages are hashed with wide vectors ([`crate::hash::PageHash::is_wide`]).
     pub wide_hash: u32,
+    /// The secret of the job's hashes ([`crate::hash::Secret`]), eight bytes a word.
+    pub secret: [u64; crate::hash::SECRET_BYTES / 8],
     /// Bytes that each writer gathers before it writes them past the page cache; 0 where it shall not.
     pub stage_bytes: u64,
     /// Number of loans that have their files; a futex. Writers wait for theirs.

@@ -3,6 +3,7 @@
 
 use crate::measure::{fetch_memory, ms, run, Job, Samples, PAGE};
 use crate::Plan;
+use belay_storage::page_key::PageKey;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::process::Command;
@@ -105,11 +106,16 @@ fn collisions() -> (usize, usize) {
         state ^= state << 17;
         state
     };
+    let secret = PageKey::random().secret();
     let (mut hashes, mut blocks) = (HashSet::new(), HashSet::new());
     let mut made = 0;
     for n in 0..BLOCKS {
-        let mut page: Vec<u8> = (0..PAGE / 8).flat_map(|_| random().to_le_bytes()).collect();
-        hashes.insert(belay_storage::hash(&page));
+        let mut page = [0; PAGE];
+        page.as_chunks_mut()
+            .0
+            .iter_mut()
+            .for_each(|word| *word = random().to_le_bytes());
+        hashes.insert(secret.hash(&page));
         made += 1;
         for _ in 1..VARIANTS {
             let mut bits: Vec<usize> = (0..=random() % 8).map(|_| random() as usize % (PAGE * 8)).collect();
@@ -119,7 +125,7 @@ fn collisions() -> (usize, usize) {
                 continue;
             }
             bits.iter().for_each(|b| page[b / 8] ^= 1 << (b % 8));
-            hashes.insert(belay_storage::hash(&page));
+            hashes.insert(secret.hash(&page));
             bits.iter().for_each(|b| page[b / 8] ^= 1 << (b % 8));
             made += 1;
         }
@@ -131,9 +137,11 @@ fn collisions() -> (usize, usize) {
 fn hashing(p: &Plan) -> f64 {
     let m = crate::worker::filled(64 << 20, true);
     let bytes = &m[..];
+    let secret = PageKey::random().secret();
     let mut total = Samples::default();
     for _ in 0..p.runs.max(3) {
-        let hash_all = || -> Result<u128, String> { Ok(bytes.chunks(PAGE).map(belay_storage::hash).fold(0, |a, h| a ^ h)) };
+        let hash_all =
+            || -> Result<u128, String> { Ok(bytes.as_chunks().0.iter().map(|page| secret.hash(page)).fold(0, |a, h| a ^ h)) };
         let t = ms(hash_all).map_or(f64::NAN, |(t, h)| {
             std::hint::black_box(h);
             t

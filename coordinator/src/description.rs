@@ -6,6 +6,7 @@ use crate::history::History;
 use crate::interval::{Interval, MIN_GAP, SPANS};
 use crate::{sys, Failure};
 use belay_image::name::Name;
+use belay_storage::page_key::PageKey;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -82,6 +83,9 @@ pub struct Description {
     /// What the site allows instead, where that is less: until the next restart, which asks again.
     #[serde(skip)]
     pub allowed_bytes: Option<u64>,
+    /// With what pages are hashed that need not be stored again: not to be known to who could give the programs data.
+    #[serde(default)]
+    pub page_key: PageKey,
     /// How to find what need not be stored again.
     #[serde(default)]
     pub differential: Differential,
@@ -241,6 +245,7 @@ impl Description {
             keep: 2,
             max_bytes: None,
             allowed_bytes: None,
+            page_key: PageKey::random(),
             differential: Differential::Hash,
             save_open_files: SavedFiles::default(),
             save_code: true,

@@ -5,7 +5,7 @@
 use crate::libc_nr as nr;
 use crate::shared::{open_in_agent, FUTEX_WAIT, MAP_SHARED, O_RDWR, PROT_READ_WRITE};
 use crate::sink::Sink;
-use belay_abi::hash::{Page, PageHash};
+use belay_abi::hash::{Page, PageHash, Secret, SECRET_BYTES};
 use belay_abi::index::{location, Entry, Table};
 use belay_abi::inject::{
     Control, Loan, Range, StoredExtent, Writer, BATCH_BYTES, BATCH_PAGES, GIVE_BACK_BYTES, RANGE_KEEP_ZEROS, RANGE_REFUSED,
@@ -34,6 +34,7 @@ pub(crate) struct Output {
     table: *mut StoredExtent,
     index: Option<Table<'static>>,
     hash: PageHash,
+    secret: Secret,
     /// Pages that hold data, with their hashes.
     batch: [(u64, u128); BATCH_PAGES],
     /// Large batches so far.
@@ -67,6 +68,7 @@ impl Output {
                 table: control.cast::<u8>().add((*writer).table as usize).cast(),
                 index: map_index(control, agent_pid),
                 hash: PageHash::detected((*control).wide_hash != 0),
+                secret: secret((*control).secret),
                 batch: [(0, 0); BATCH_PAGES],
                 batches: 0,
                 looked: 0,
@@ -147,7 +149,7 @@ impl Output {
             let mut at = start;
             while at < end {
                 if zeros || !is_zero(at) {
-                    let hash = self.hash.of(&*(at as *const Page));
+                    let hash = self.hash.of(&*(at as *const Page), &self.secret);
                     if let Some(index) = &self.index {
                         index.prefetch(hash);
                     }
@@ -323,6 +325,14 @@ unsafe fn is_zero(page: u64) -> bool {
     let words = unsafe { core::slice::from_raw_parts(page as *const u64, PAGE as usize / 8) };
     // Most pages that are not zero show it in their first line.
     words.chunks_exact(32).all(|c| c.iter().fold(0, |a, w| a | w) == 0)
+}
+
+fn secret(words: [u64; SECRET_BYTES / 8]) -> Secret {
+    let mut secret = [0; SECRET_BYTES];
+    for (bytes, word) in secret.as_chunks_mut().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    secret
 }
 
 /// Maps the table of page hashes. Without it every page is written.

@@ -293,6 +293,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 wait_status: old.wait_status,
                 id: old.id,
                 astray: old.astray,
+                page_key: old.page_key,
                 dir: old.dir,
                 config: config.of_job(old.config.redundancy),
                 ..new

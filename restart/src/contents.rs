@@ -96,7 +96,7 @@ mod tests {
         let chunk = Chunk {
             file: File::open(&path).unwrap(),
             path: path.clone(),
-            hashes: vec![belay_storage::hash(&[5; PAGE])],
+            hashes: vec![belay_storage::page_checksum(&[5; PAGE]).into()],
         };
         std::fs::remove_file(path).unwrap();
         let chunks = HashMap::from([(7, chunk)]);

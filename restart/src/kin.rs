@@ -359,7 +359,7 @@ fn read_all(p: &Process, share: &Share, chunks: &HashMap<u32, Chunk>, areas: &Ar
                     None => bad(Step::Short, 0),
                 })?;
             let sums = chunk.hashes.get(part.page as usize..).unwrap_or_default();
-            let same = |(page, sum): (&[u8], &u128)| belay_storage::hash(page) as u64 == *sum as u64;
+            let same = |(page, sum): (&[u8], &u128)| belay_storage::page_checksum(page) == *sum as u64;
             if (sums.len() as u64) < part.pages() || !data.chunks_exact(PAGE as usize).zip(sums).all(same) {
                 return Err(bad(Step::Checksum, 0));
             }

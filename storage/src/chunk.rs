@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! 0            pages                                   pages * 4096
-//! …            hash of each page, XXH3-128             pages * 16
+//! …            hash of each page                       pages * 16
 //! …            magic "BELAYCHK"                        8
 //!              format version                          u32
 //!              pages                                   u32
 //!              XXH3-64 of all from the first hash on   u64
 //! ```
-//! All numbers are little endian. The last word also stands in the manifest of every generation that refers to the
+//! All numbers are little endian. The low half of a hash is the page's XXH3-64, which readers compare; the high half is
+//! for who has the key of the job ([`crate::page_key`]). The last word also stands in the manifest of every generation that refers to the
 //! chunk, so a chunk of another job or time is noticed. The file is written under a temporary name and never changed
 //! once it has its own.
 
@@ -127,7 +128,7 @@ impl Chunk {
             .zip(buf.chunks_exact(PAGE as usize))
             .zip(&self.hashes[first as usize..])
         {
-            if crate::hash(data) != *hash {
+            if crate::page_checksum(data) != *hash as u64 {
                 return Err(ImageError::damaged(
                     &self.path,
                     format!("checksum of page {page}, at {}, does not match", u64::from(page) * PAGE),

@@ -6,6 +6,7 @@
 //! ```
 
 use crate::index::Index;
+use crate::page_key::PageKey;
 use crate::payoff::Payoff;
 use crate::place::desk::Spec;
 use crate::place::mover::Mover;
@@ -32,6 +33,8 @@ pub struct Options {
     pub max_bytes: Option<u64>,
     /// Look for pages by their contents.
     pub find_by_hash: bool,
+    /// With these hashes.
+    pub key: PageKey,
 }
 
 #[derive(Debug)]
@@ -138,6 +141,7 @@ impl Engine {
             limit,
             kept.live,
             kept.index,
+            self.options.key.secret(),
         );
         session.without = self.why_without().map(str::to_owned);
         Ok(session)

@@ -231,7 +231,7 @@ mod tests {
     use std::collections::HashMap;
 
     fn hash(n: u64) -> u128 {
-        crate::hash(&n.to_le_bytes())
+        xxhash_rust::xxh3::xxh3_128(&n.to_le_bytes())
     }
 
     proptest! {

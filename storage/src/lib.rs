@@ -30,6 +30,7 @@ pub mod flush;
 pub mod fuzzing;
 pub mod index;
 pub mod pack;
+pub mod page_key;
 pub mod payoff;
 pub mod place;
 pub mod seal;
@@ -51,11 +52,11 @@ pub fn hashes_wide() -> bool {
     PAGES.is_wide()
 }
 
-/// The hash of a page: XXH3-128. Its low half is the page's XXH3-64, the checksum that a restart compares.
-pub fn hash(page: &[u8]) -> u128 {
+/// The checksum of a page: XXH3-64, the low half of its hash.
+pub fn page_checksum(page: &[u8]) -> u64 {
     match page.try_into() {
-        Ok(page) => PAGES.of(page),
-        Err(_) => xxhash_rust::xxh3::xxh3_128(page),
+        Ok(page) => PAGES.checksum(page),
+        Err(_) => belay_image::checksum(page),
     }
 }
 
@@ -151,50 +152,5 @@ impl StorageError {
             self,
             StorageError::TierDamaged { .. } | StorageError::Image(ImageError::Damaged { .. })
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::{BTreeSet, HashMap};
-
-    #[test]
-    fn the_low_half_of_the_hash_is_the_checksum() {
-        for seed in 0..100u64 {
-            let page: Vec<u8> = (0..4096u64).map(|i| (i.wrapping_mul(seed + 7) >> 3) as u8).collect();
-            assert_eq!(super::hash(&page) as u64, belay_image::checksum(&page));
-        }
-    }
-
-    /// The experiment of L. Bautista-Gomez and F. Cappello for differential checkpoints, for the hash used here: blocks
-    /// that differ in few bits, at random places, must not have the same hash.
-    #[test]
-    fn blocks_that_differ_in_few_bits_have_different_hashes() {
-        let mut state = 1u64;
-        let mut random = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            state >> 33
-        };
-        let mut page: Vec<u8> = (0..4096).map(|_| random() as u8).collect();
-        let bits = page.len() * 8;
-        let mut flip = |set: &BTreeSet<usize>| {
-            set.iter().for_each(|bit| page[bit / 8] ^= 1 << (bit % 8));
-            let hash = super::hash(&page);
-            set.iter().for_each(|bit| page[bit / 8] ^= 1 << (bit % 8));
-            hash
-        };
-        // Nothing, every single bit, and up to eight at random.
-        let few = (0..20_000).map(|_| (0..=random() % 8).map(|_| random() as usize % bits).collect());
-        let single = (0..bits).map(|bit| BTreeSet::from([bit]));
-        let mut seen: HashMap<u128, BTreeSet<usize>> = HashMap::new();
-        for set in [BTreeSet::new()].into_iter().chain(single).chain(few) {
-            let hash = flip(&set);
-            if let Some(other) = seen.insert(hash, set.clone()) {
-                assert_eq!(set, other, "the same hash");
-            }
-        }
-        assert!(seen.len() > bits + 15_000);
     }
 }

@@ -1,6 +1,7 @@
 //! For tests: a job directory with generations, and tiers beside it.
 
 use crate::engine::{Engine, Options};
+use crate::page_key::PageKey;
 use crate::store::Store;
 use crate::tier::directory::Directory;
 use belay_image::checksum;
@@ -11,6 +12,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A directory of its own, removed at the end.
 pub(crate) struct Scratch(pub(crate) PathBuf);
+
+/// The key of the jobs of tests: engines of one job have one.
+pub(crate) fn key() -> PageKey {
+    PageKey::try_from("5a".repeat(32)).unwrap()
+}
 
 impl Scratch {
     pub(crate) fn new(test: &str) -> Self {
@@ -41,6 +47,7 @@ impl Scratch {
         let options = Options {
             max_bytes: None,
             find_by_hash: true,
+            key: key(),
         };
         let mut engine = Engine::new(Store::of_job(&self.job()), options).unwrap();
         engine.chunk_bytes = 64 << 10;

@@ -12,6 +12,7 @@ use belay_image::extents::Extent;
 use belay_kernel::futex;
 use belay_kernel::shared::Shared;
 use belay_storage::index::IndexShare;
+use belay_storage::page_key::PageSecret;
 use belay_storage::session::{self, Session};
 use rustix::fs::{memfd_create, MemfdFlags};
 use std::fs::File;
@@ -114,7 +115,7 @@ impl ControlMemory {
         &mut self,
         ranges: &[Range],
         (loans, ahead): (&[session::Loan], usize),
-        index: IndexShare,
+        (index, secret): (IndexShare, &PageSecret),
         (writers, frugal): (u32, bool),
     ) -> std::io::Result<Work> {
         let other = |e: std::num::TryFromIntError| std::io::Error::other(e);
@@ -181,6 +182,9 @@ impl ControlMemory {
             (offset_of!(Control, index_sample), index.sample),
             (offset_of!(Control, stage_bytes), stage_bytes(capacity * PAGE)),
         ] {
+            set_word(memory, field, word);
+        }
+        for (field, word) in (offset_of!(Control, secret)..).step_by(size_of::<u64>()).zip(secret.words()) {
             set_word(memory, field, word);
         }
         for (field, half) in [

@@ -107,6 +107,7 @@ fn collected_engine(dir: &JobDir, d: &Description, (job, seat): (&Path, Option<&
     let options = Options {
         max_bytes: d.limit(),
         find_by_hash: d.differential != Differential::Off,
+        key: d.page_key,
     };
     let make = |store: Store| {
         if let Some(needed) = &needed {

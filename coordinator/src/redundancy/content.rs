@@ -232,7 +232,7 @@ impl<'a> Check<'a> {
             }
             let right = match self.expected {
                 Expected::File(sum) => self.sum.digest() == sum,
-                Expected::Page(hash) => self.sum.digest128() == hash,
+                Expected::Page(hash) => self.sum.digest() == hash as u64,
                 Expected::Nothing => true,
             };
             if !right {

@@ -19,6 +19,7 @@ mod new;
 pub use loans::Loan;
 
 use crate::index::{Index, IndexShare};
+use crate::page_key::PageSecret;
 use crate::place::desk::Place;
 use crate::place::mover::Mover;
 use crate::store::Store;
@@ -90,6 +91,7 @@ pub struct Session {
     held: Held,
     pub(crate) live: BTreeMap<u32, ChunkEntry>,
     pub(crate) index: Option<Index>,
+    secret: PageSecret,
     tables: BTreeMap<TableId, Vec<Extent>>,
     /// Why pages are not looked for by their contents, where that does not pay.
     pub(crate) without: Option<String>,
@@ -132,6 +134,7 @@ impl Session {
         limit: Option<StorageLimit>,
         live: BTreeMap<u32, ChunkEntry>,
         index: Option<Index>,
+        secret: PageSecret,
     ) -> Self {
         Self {
             store,
@@ -145,6 +148,7 @@ impl Session {
             held: Held::default(),
             live,
             index,
+            secret,
             tables: BTreeMap::new(),
             without: None,
             stats: Stats::default(),
@@ -220,6 +224,11 @@ impl Session {
     /// Whether extents may refer to chunk `id`.
     pub fn knows(&self, id: u32) -> bool {
         self.live.contains_key(&id) || self.chunks.iter().any(|c| c.id == id)
+    }
+
+    /// What pages are hashed with.
+    pub fn secret(&self) -> &PageSecret {
+        &self.secret
     }
 
     /// The table of page hashes.
@@ -309,8 +318,8 @@ impl Session {
 
     /// Stores the pages of `data`, which lie at `vaddr`, and appends where they are to `out`.
     pub fn store_pages(&mut self, vaddr: u64, data: &[u8], out: &mut Vec<Extent>) -> Result<(), StorageError> {
-        for (page, at) in data.chunks_exact(PAGE as usize).zip((vaddr..).step_by(PAGE as usize)) {
-            let hash = crate::hash(page);
+        for (page, at) in data.as_chunks().0.iter().zip((vaddr..).step_by(PAGE as usize)) {
+            let hash = self.secret.hash(page);
             self.stats.looked += u64::from(self.index.as_ref().is_some_and(|i| i.covers(hash)));
             let (chunk, page) = match self.index.as_ref().and_then(|i| i.find(hash)) {
                 Some(found) => {

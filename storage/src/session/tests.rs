@@ -11,6 +11,7 @@ fn engine(store: &Store, max_bytes: Option<u64>) -> Engine {
     let options = Options {
         max_bytes,
         find_by_hash: true,
+        key: crate::testing::key(),
     };
     Engine::new(store.clone(), options).unwrap()
 }

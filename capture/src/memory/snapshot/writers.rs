@@ -133,7 +133,7 @@ impl Prepared {
         let writers = session.writers(pages, most.min(MAX_WRITERS as u32));
         let ranges = cut(&found, pages, writers);
         let loans = session.lend(pages, writers)?;
-        let index = session.index_share();
+        let index = (session.index_share(), session.secret());
         // A place in a local tier is given only to who wants it.
         let ahead = if session.is_tiered() { 0 } else { writers as usize };
         let work = copy

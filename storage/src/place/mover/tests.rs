@@ -33,6 +33,7 @@ fn engine(s: &Scratch, memory: u64, disk: u64, policy: Policy, rate: Option<u64>
     let options = Options {
         max_bytes: None,
         find_by_hash: true,
+        key: crate::testing::key(),
     };
     let mut engine = Engine::new(Store::of_job(&s.job()), options).unwrap();
     let specs = vec![spec(memory, true), spec(disk, false)];
@@ -352,7 +353,13 @@ fn a_chunk_that_nobody_writes_makes_room_for_who_waits() {
         let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap();
         std::fs::File::from(file).write_all_at(&pages.concat(), 0).unwrap();
     };
-    let hashes = |pages: &[&[u8]]| pages.iter().map(|p| crate::hash(p)).collect::<Vec<_>>().into_iter();
+    let hashes = |pages: &[&[u8]]| {
+        pages
+            .iter()
+            .map(|p| u128::from(crate::page_checksum(p)))
+            .collect::<Vec<_>>()
+            .into_iter()
+    };
     let loans = session.lend(16, 1).unwrap();
     let (first, second) = (loans[0].id, loans[1].id);
     let (fd, _) = session.place_loan(first).unwrap().unwrap();
@@ -400,7 +407,7 @@ fn who_waits_for_a_place_holds_none_that_it_comes_to_later() {
     // The first one found all that it had in the store, and has asked for no place; the second has half filled one.
     assert!(session.place_loan(second[0].id).unwrap().is_some());
     let memory = Scratch::memory(3, 3);
-    let hashes: Vec<u128> = memory.chunks(PAGE as usize).map(crate::hash).collect();
+    let hashes: Vec<u128> = memory.chunks(PAGE as usize).map(|p| crate::page_checksum(p).into()).collect();
     for loan in &first {
         session.give_back(loan.id, std::iter::empty()).unwrap();
     }
