@@ -470,6 +470,9 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     let description = dir.description()?;
     let tidied = tiers::for_each(&description, To::Use, |durable| {
         let freed = durable.collect(&dir, keep)?;
+        for f in durable.unread() {
+            print(&format!("{f}; what it may need stays\n"))?;
+        }
         print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed))).map(drop)
     });
     let of_parts = gone.add_parts(&dir, &description, args.all);

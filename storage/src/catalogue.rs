@@ -9,6 +9,8 @@
 //! A generation is durable when its record is there. Records name packs, never the other way round, so a kill leaves at
 //! most packs that no record names; what they hold is used by the next flush, or they are removed.
 
+mod reading;
+
 use crate::pack::{self, Index, Item, PackRef};
 use crate::tier::{read_whole, write_whole, Tier};
 use crate::StorageError;
@@ -19,8 +21,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the records.
 const FORMAT: u32 = 1;
-/// Longest reason that is read.
-const MAX_REASON: u64 = 4096;
 /// Longest record that is read.
 const MAX_RECORD: u64 = 1 << 30;
 
@@ -143,6 +143,8 @@ pub struct Catalogue {
     pub faults: Vec<(String, String)>,
     /// Records and packs that are sealed with keys that are not at hand: as good as ever, so they stay.
     pub locked: Vec<(String, String)>,
+    /// Records and packs that could not be read this time, and why: they may be as good as ever, so they stay.
+    pub unread: Vec<(String, String)>,
     /// Which key seals each record and pack, where they are sealed.
     keys: BTreeMap<String, String>,
     /// The key that seals what is written now.
@@ -163,78 +165,6 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// Reads what `tier` holds; packs whose index `known` has are not read again, and those that are suspect there
-    /// without a mark on the tier stay so.
-    pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
-        let mut out = Self {
-            suspect: known.suspicions(),
-            unmarked: known.unmarked.clone(),
-            distrusted: known.distrusted.clone(),
-            incomplete: known.incomplete.clone(),
-            sealing: tier.seals_with(),
-            ..Self::default()
-        };
-        for o in tier.list("suspect")? {
-            let why = match read_whole(tier, &o.key, MAX_REASON) {
-                Ok(why) => String::from_utf8_lossy(&why).into_owned(),
-                Err(StorageError::TierDamaged { reason, .. } | StorageError::Locked { reason, .. }) => reason,
-                Err(e) => return Err(e),
-            };
-            out.suspect.entry(o.key.replacen("suspect", "packs", 1)).or_insert(why);
-        }
-        for o in tier.list("packs")? {
-            let pack = PackRef {
-                key: o.key,
-                bytes: o.bytes,
-            };
-            out.bytes += o.bytes;
-            if let Some(why) = out.suspect.get(&pack.key) {
-                out.faults.push((pack.key.clone(), why.clone()));
-            }
-            let index = match known.packs.get(&pack) {
-                Some(index) => Ok(index.clone()),
-                None => Index::read(tier, &pack.key, pack.bytes),
-            };
-            match index {
-                Ok(index) => {
-                    let seal = tier.key_of(&pack.key).or_else(|| known.keys.get(&pack.key).cloned());
-                    out.is_sealed_with(&pack.key, seal);
-                    out.packs.insert(pack, index);
-                }
-                Err(StorageError::Locked { key, reason, .. }) => out.locked.push((key, reason)),
-                Err(StorageError::TierDamaged { .. }) if out.suspect.contains_key(&pack.key) => {}
-                Err(StorageError::TierDamaged { key, reason, .. }) => out.faults.push((key, reason)),
-                Err(e) => return Err(e),
-            }
-        }
-        for o in tier.list("gen")? {
-            out.bytes += o.bytes;
-            let bytes = match read_whole(tier, &o.key, MAX_RECORD) {
-                Ok(bytes) => bytes,
-                Err(StorageError::TierDamaged { key, reason, .. }) => {
-                    out.faults.push((key, reason));
-                    continue;
-                }
-                Err(StorageError::Locked { key, reason, .. }) => {
-                    out.locked.push((key, reason));
-                    continue;
-                }
-                Err(e) => return Err(e),
-            };
-            out.is_sealed_with(&o.key, tier.key_of(&o.key));
-            match Listed::decode(&o.key, &bytes) {
-                Ok(listed) => out.generations.push(listed),
-                Err(reason) => out.faults.push((o.key, reason)),
-            }
-        }
-        // Generations are named before packs.
-        out.locked.sort();
-        // Numbers could be used twice if a job is copied; the later one counts.
-        out.generations
-            .sort_by_key(|g| (g.manifest.generation, g.manifest.time_unix_s));
-        Ok(out)
-    }
-
     /// Notes that record or pack `key` is sealed with key `seal`, if with any.
     fn is_sealed_with(&mut self, key: &str, seal: Option<String>) {
         self.keys.extend(seal.map(|seal| (key.to_owned(), seal)));
@@ -256,10 +186,34 @@ impl Catalogue {
         own.or(self.locked.first())
     }
 
+    /// Generations whose records could not be read this time.
+    pub fn unread_generations(&self) -> impl Iterator<Item = u64> + '_ {
+        self.unread.iter().filter_map(|(key, _)| number_of(key))
+    }
+
+    /// What of generation `number`, or else what at all, could not be read this time.
+    pub fn unread_of(&self, number: u64) -> Option<&(String, String)> {
+        let is_own = |key: &str| number_of(key) == Some(number) || self.needs(number, key);
+        let own = self.unread.iter().find(|(key, _)| is_own(key));
+        own.or(self.unread.first())
+    }
+
+    fn needs(&self, number: u64, pack: &str) -> bool {
+        let mut of_it = self.generations.iter().filter(|g| g.manifest.generation == number);
+        of_it.any(|g| g.record.packs.iter().any(|p| p.key == pack))
+    }
+
+    /// Whether a pack that generation `g` needs may be as good as ever, and cannot be read now.
+    pub fn is_out_of_reach(&self, g: &Listed) -> bool {
+        let mut shut = self.unread.iter().chain(&self.locked);
+        shut.any(|(key, _)| g.record.packs.iter().any(|p| p.key == *key))
+    }
+
     /// The newest generation of which there is a record, whole or not.
     pub fn newest(&self) -> Option<u64> {
         let read = self.generations.iter().map(|g| g.manifest.generation);
-        let others = self.locked.iter().chain(&self.faults).filter_map(|(key, _)| number_of(key));
+        let others = self.locked.iter().chain(&self.unread).chain(&self.faults);
+        let others = others.filter_map(|(key, _)| number_of(key));
         read.chain(others).max()
     }
 
@@ -332,17 +286,16 @@ impl Catalogue {
     }
 
     /// The generations of which something lies only in packs that are not trusted, perhaps in a part of them that is
-    /// good, or is missing elsewhere.
+    /// good, or that cannot be read now, or is missing elsewhere.
     pub fn doubtful(&self) -> Vec<&Listed> {
-        let whole = self.whole();
-        let mut all = self.whole_in(&|_| true);
-        all.retain(|g| !whole.contains(g));
-        all
+        let (whole, all) = (self.whole(), self.whole_in(&|_| true));
+        let may_be = |g: &&Listed| all.contains(g) || self.is_out_of_reach(g);
+        self.generations.iter().filter(|g| may_be(g) && !whole.contains(g)).collect()
     }
 
     /// Reads every pack and compares it with its checksums: the bytes read, and what is wrong. A pack that contradicts
-    /// them is suspect from then on, for all who read the tier; one that is out of reach only for who asks, now; one
-    /// that was suspect and is whole is trusted again.
+    /// them is suspect from then on, for all who read the tier; one of which a part is lost only for who asks, now; one
+    /// that was suspect and is whole is trusted again; one that cannot be read is as it was.
     pub fn check(&mut self, tier: &dyn Tier) -> Result<(u64, Vec<String>), StorageError> {
         let (mut bytes, mut faults) = (0, Vec::new());
         for p in self.packs.keys().cloned().collect::<Vec<_>>() {
@@ -366,7 +319,7 @@ impl Catalogue {
                     self.suspect.insert(p.key, why.clone());
                     faults.push(why);
                 }
-                (Err(e), _) => return Err(e),
+                (Err(e), _) => self.set_aside(tier, &p.key, e)?,
             }
         }
         Ok((bytes, faults))
@@ -497,7 +450,7 @@ impl Catalogue {
 
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.
     pub fn has_unreadable_records(&self) -> bool {
-        let mut unread = self.faults.iter().chain(&self.locked);
+        let mut unread = self.faults.iter().chain(&self.locked).chain(&self.unread);
         unread.any(|(key, _)| key.starts_with("gen/"))
     }
 

@@ -27,6 +27,7 @@ pub fn refresh(dir: &JobDir, d: &Description) -> Result<Vec<(Exit, String)>, Fai
                 Ok(durable) => {
                     problems.extend(durable.faults().into_iter().map(|f| (Exit::Damaged, f)));
                     problems.extend(durable.locked().take(1).map(|f| (f.exit, f.message)));
+                    problems.extend(durable.unread().map(|f| (f.exit, format!("{f}; going on without it"))));
                     problems.extend(fallen_behind(&durable, before).map(|why| (Exit::Damaged, why)));
                 }
                 Err(f) => problems.push((f.exit, format!("{f}; going on without this tier"))),
@@ -64,7 +65,7 @@ fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> 
         let looked = Durable::open(t, d, To::Use).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
         match looked {
             Ok(durable) => {
-                failure = durable.lock_of(number).or(failure);
+                failure = durable.obstacle(number).or(failure);
                 open.push(durable);
             }
             Err(f) => {
@@ -99,6 +100,7 @@ pub(crate) fn fetch_part(dir: &JobDir, tag: u64, number: u64) -> Result<Option<u
         return Ok(None);
     }
     let (tiers, failure) = open_for_part(&d, tag);
+    let failure = failure.or_else(|| tiers.iter().find_map(|durable| durable.obstacle(number)));
     let theirs: Vec<&Durable> = tiers.iter().collect();
     let (_, bytes) = bring(&part_dir(dir.path(), tag), &theirs, number, failure, &Control::default())?;
     Ok(Some(bytes))
@@ -169,11 +171,15 @@ fn directory_of_part(dir: &JobDir, tag: u64, tiers: &[&Durable]) -> Result<JobDi
         Err(f) if f.exit == Exit::NoJob => {}
         other => return other,
     }
-    let mut found = None;
+    let (mut found, mut failure) = (None, None);
     for tier in tiers {
-        found = found.or(describe(&*tier.tier, JOB)?.ok());
+        match describe(&*tier.tier, JOB) {
+            Ok(described) => found = found.or(described.ok()),
+            Err(e) => drop(failure.get_or_insert(e.into())),
+        }
     }
-    let described = found.ok_or_else(|| Failure::new(Exit::Damaged, "no tier holds its description"))?;
+    let none = || failure.unwrap_or_else(|| Failure::new(Exit::Damaged, "no tier holds its description"));
+    let described = found.ok_or_else(none)?;
     JobDir::make_parts(path.parent().unwrap_or(&path))?;
     let made = JobDir::create(&path)?;
     made.describe(&described)?;
@@ -248,7 +254,7 @@ fn in_directory(
         // Other users' jobs lie beside ours.
         let Some(folder) = folder.to_str() else { continue };
         let Ok(tier) = open_one(t, folder, look) else { continue };
-        add(&mut out, (&*tier, folder, may_be(folder)), describe(&*tier, JOB))?;
+        add(&mut out, (&*tier, folder, may_be(folder)), describe(&*tier, JOB));
     }
     Ok(out)
 }
@@ -257,33 +263,42 @@ fn in_store(tier: &dyn Tier, may_be: &dyn Fn(&str) -> bool) -> Result<Described,
     let mut out = Described::default();
     for folder in tier.folders()? {
         let key = format!("{folder}/{JOB}");
-        if tier.length(&key)?.is_some() {
-            add(&mut out, (tier, &folder, may_be(&folder)), describe(tier, &key))?;
+        let described = match tier.length(&key) {
+            Ok(None) => continue,
+            Ok(Some(_)) => describe(tier, &key),
+            Err(e) => Err(e),
+        };
+        // Where it does not answer at all, nobody is to wait for each of its objects.
+        if described.as_ref().is_err_and(|e| !matches!(e, StorageError::Locked { .. })) {
+            tier.folders()?;
         }
+        add(&mut out, (tier, &folder, may_be(&folder)), described);
     }
     Ok(out)
 }
 
+/// One that cannot be read for want of a key may be anybody's; why another one cannot be read is told where it `may_be`
+/// the one that is looked for.
 fn add(
     out: &mut Described,
     (tier, folder, may_be): (&dyn Tier, &str, bool),
-    found: Result<Result<Description, String>, Failure>,
-) -> Result<(), Failure> {
-    match found {
-        Err(f) if f.exit == Exit::NoKey => drop(out.1.get_or_insert(f)),
-        Err(f) => return Err(f),
-        Ok(Ok(description)) => out.0.push(description),
-        Ok(Err(why)) => {
-            tracing::warn!(folder, %why, "a description that is damaged");
-            let what = format!("tier {}: {folder}/{JOB} is damaged: {why}", tier.name());
-            out.1 = out.1.take().or(may_be.then(|| Failure::new(Exit::Damaged, what)));
-        }
+    found: Result<Result<Description, String>, StorageError>,
+) {
+    let what = |what: &str| format!("tier {}: {folder}/{JOB} {what}", tier.name());
+    let (is_locked, refused) = match found {
+        Ok(Ok(description)) => return out.0.push(description),
+        Ok(Err(why)) => (false, Failure::new(Exit::Damaged, what(&format!("is damaged: {why}")))),
+        Err(e @ StorageError::Locked { .. }) => (true, e.into()),
+        Err(e) => (false, Failure::new(Exit::Io, what(&format!("cannot be read: {e}")))),
+    };
+    tracing::warn!(folder, why = %refused, "a description that cannot be read");
+    if may_be || is_locked {
+        out.1.get_or_insert(refused);
     }
-    Ok(())
 }
 
 /// A description, or what is damaged of it.
-pub(super) fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description, String>, Failure> {
+pub(super) fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description, String>, StorageError> {
     match read_whole(tier, key, MAX_JOB) {
         Ok(text) => Ok(Description::decode(key.as_ref(), &text)
             .map_err(|f| f.to_string())
@@ -295,6 +310,6 @@ pub(super) fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description,
                 }
             })),
         Err(e @ StorageError::TierDamaged { .. }) => Ok(Err(e.to_string())),
-        Err(e) => Err(e.into()),
+        Err(e) => Err(e),
     }
 }

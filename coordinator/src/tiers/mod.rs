@@ -224,7 +224,7 @@ impl Durable {
             // An older key is not to be needed for it.
             Ok(there) if there == text && self.tier.key_of(JOB) == self.tier.seals_with() => Ok(()),
             // Whoever put that there, the job knows what it is.
-            Ok(_) | Err(StorageError::TierDamaged { .. }) => Ok(write_whole(&*self.tier, JOB, &text)?),
+            Ok(_) | Err(StorageError::TierDamaged { .. } | StorageError::Tier { .. }) => Ok(write_whole(&*self.tier, JOB, &text)?),
             Err(e) => Err(e.into()),
         }
     }
@@ -258,7 +258,8 @@ impl Durable {
         let whole: Vec<u64> = self.catalogue.whole().iter().map(|g| g.manifest.generation).collect();
         for g in &self.catalogue.generations {
             let number = g.manifest.generation;
-            if !whole.contains(&number) && !self.catalogue.incomplete.contains_key(&g.key) {
+            let told_elsewhere = self.catalogue.incomplete.contains_key(&g.key) || self.catalogue.is_out_of_reach(g);
+            if !whole.contains(&number) && !told_elsewhere {
                 faults.push(format!(
                     "tier {name}: {}: damaged: not everything of generation {number} is there",
                     g.key
@@ -281,11 +282,27 @@ impl Durable {
         all.map(|lock| self.lacks_key(lock))
     }
 
-    /// Why generation `number` may not be readable for want of a key.
-    fn lock_of(&self, number: u64) -> Option<Failure> {
-        let mut parts = self.parts.values().filter_map(|part| part.catalogue.lock_of(number));
-        let lock = self.catalogue.lock_of(number).or_else(|| parts.next());
-        lock.map(|lock| self.lacks_key(lock))
+    /// What could not be read this time, and may be as good as ever.
+    pub fn unread(&self) -> impl Iterator<Item = Failure> + '_ {
+        let parts = self.parts.values().flat_map(|part| &part.catalogue.unread);
+        let all = self.catalogue.unread.iter().chain(parts);
+        all.map(|unread| self.not_read(unread))
+    }
+
+    /// Why generation `number` may not be readable: for want of a key, or because something could not be read this time.
+    fn obstacle(&self, number: u64) -> Option<Failure> {
+        let all = || {
+            [&self.catalogue]
+                .into_iter()
+                .chain(self.parts.values().map(|part| &part.catalogue))
+        };
+        let lock = all().find_map(|c| c.lock_of(number)).map(|lock| self.lacks_key(lock));
+        lock.or_else(|| all().find_map(|c| c.unread_of(number)).map(|unread| self.not_read(unread)))
+    }
+
+    fn not_read(&self, (key, why): &(String, String)) -> Failure {
+        let why = format!("tier {}: {key}: cannot be read: {why}", self.tier.name());
+        Failure::new(Exit::Io, why)
     }
 
     fn lacks_key(&self, (key, why): &(String, String)) -> Failure {
@@ -318,8 +335,8 @@ impl Durable {
                 Ok(Ok(_)) => {}
                 Ok(Err(why)) => faults.push(format!("{JOB}: damaged: {why}")),
                 // What is sealed with it is told of above.
-                Err(f) if f.exit == Exit::NoKey => {}
-                Err(f) => faults.push(f.to_string()),
+                Err(StorageError::Locked { .. }) => {}
+                Err(e) => self.catalogue.set_aside(&*self.tier, JOB, e)?,
             }
         }
         Ok((bytes, faults))

@@ -26,7 +26,8 @@ struct Notes {
     format: u32,
     /// Contents of the manifests of whole generations, oldest first.
     manifests: Vec<String>,
-    /// Numbers of generations of which something lies in packs that are not trusted, or is missing at a part.
+    /// Numbers of generations of which something lies in packs that are not trusted, could not be read, or is missing at
+    /// a part.
     #[serde(default)]
     doubtful: Vec<u64>,
     /// Which keys seal what a generation consists of, where it is sealed.
@@ -73,10 +74,11 @@ pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
         let keys: BTreeSet<String> = catalogue.keys_of(g).into_iter().map(str::to_owned).collect();
         (g.manifest.generation, keys)
     };
+    let doubtful = catalogue.doubtful().into_iter().map(|g| g.manifest.generation);
     let notes = Notes {
         format: FORMAT,
         manifests: catalogue.whole().iter().map(|g| g.record.manifest.clone()).collect(),
-        doubtful: catalogue.doubtful().iter().map(|g| g.manifest.generation).collect(),
+        doubtful: doubtful.chain(catalogue.unread_generations()).collect(),
         keys: catalogue
             .generations
             .iter()

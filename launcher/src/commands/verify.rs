@@ -159,7 +159,8 @@ fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>),
         for f in &faults {
             print(&format!("{f}\n"))?;
         }
-        if faults.is_empty() && durable.locked().next().is_none() {
+        let shut: Vec<Failure> = durable.locked().chain(durable.unread()).collect();
+        if faults.is_empty() && shut.is_empty() {
             let generations = &durable.catalogue.generations;
             whole += generations.len();
             let numbers: Vec<String> = generations.iter().map(|g| g.manifest.generation.to_string()).collect();
@@ -169,12 +170,12 @@ fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>),
                 format::bytes(bytes)
             ))?;
         }
-        for f in durable.locked() {
+        for f in &shut {
             print(&format!("{f}\n"))?;
         }
         let fault = faults.into_iter().next().map(|f| Failure::new(Exit::Damaged, f));
         // Those that are printed already.
-        fault.or_else(|| durable.locked().next()).map_or(Ok(()), |f| {
+        fault.or_else(|| shut.into_iter().next()).map_or(Ok(()), |f| {
             shown.get_or_insert(f.clone());
             Err(f)
         })

@@ -193,11 +193,14 @@ impl<'a> Source<'a> {
     /// Refuses to flush beside the generations of another copy of the job directory that has gone on.
     fn check_is_newest(&self, tier: &dyn Tier, catalogue: &Catalogue) -> Result<(), StorageError> {
         let newest = catalogue.whole().last().map_or(0, |g| g.manifest.generation);
+        let key = catalogue::record_key(self.manifest.generation, self.text.as_bytes());
+        // Its own record is written once more.
+        let unread = catalogue.unread_generations().filter(|n| *n > self.manifest.generation).max();
+        let newest = unread.map_or(newest, |n| n.max(newest));
         if newest < self.manifest.generation {
             return Ok(());
         }
         let why = format!("the tier holds generation {newest} of this job, which another job directory made");
-        let key = catalogue::record_key(self.manifest.generation, self.text.as_bytes());
         Err(tier::failed(tier.name(), "flush beside", &key, std::io::Error::other(why)))
     }
 
@@ -504,3 +507,5 @@ impl Copier<'_> {
 mod sealing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unread;

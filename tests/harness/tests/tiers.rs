@@ -10,6 +10,8 @@ mod kept;
 mod pace;
 #[path = "tiers/sealed.rs"]
 mod sealed;
+#[path = "tiers/shut.rs"]
+mod shut;
 
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, show, text, Job};
@@ -542,7 +544,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 21] = [
+    let tests: [(&str, Test); 22] = [
         ("local_lost", local_lost),
         ("run_without_directory", run_without_directory),
         ("object_store", object_store),
@@ -557,6 +559,7 @@ fn main() {
         ("behind_a_failure", pace::behind_a_failure),
         ("left_behind", kept::left_behind),
         ("one_dead", one_dead),
+        ("shut_object", shut::object),
         ("refusals", refusals),
         ("sealed_lost", sealed::lost),
         ("sealed_object_store", sealed::object_store),

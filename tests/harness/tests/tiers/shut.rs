@@ -1,0 +1,61 @@
+//! Tiers of which something cannot be read, has gone, or cannot be removed.
+
+use super::*;
+
+/// The record that a tier in `dir` has of generation `number`.
+fn record(dir: &Path, number: u64) -> Result<PathBuf, Failure> {
+    let start = format!("{number:06}-");
+    let is_of_it = |p: &PathBuf| {
+        let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        name.starts_with(&start) && name.ends_with(".json")
+    };
+    let found = files(dir).into_iter().find(is_of_it);
+    found.ok_or_else(|| format!("no record of generation {number} in {:?}", files(dir)))
+}
+
+/// Nobody can read what is at `path`, not even root, until what is returned is renamed to it.
+fn shut(job: &Job, path: &Path) -> Result<PathBuf, Failure> {
+    let away = job.work.join("away");
+    io("rename", std::fs::rename(path, &away))?;
+    io("link", std::os::unix::fs::symlink(&away, path))?;
+    Ok(away)
+}
+
+/// An object that cannot be read keeps nobody from what does not need it: a restart, a flush, verify and gc name it, and
+/// go on.
+pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "shut", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    let dir = job.dir().display().to_string();
+    let first = record(&scratch, 1)?;
+    let away = shut(&job, &first)?;
+    let named = |o: &std::process::Output| text(o).contains("tier scratch: gen/000001-") && text(o).contains("cannot be read");
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(!o.status.success() && named(&o), || {
+        format!("verify: {}: {}", show(o.status), text(&o))
+    })?;
+    // The newest needs nothing of it; nor does the one that is named, whatever the newest needs.
+    lose_local(&job)?;
+    goes_on(&mut job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    io("rename", std::fs::rename(away, &first))?;
+    lose_local(&job)?;
+    let newest = record(&scratch, 3)?;
+    let away = shut(&job, &newest)?;
+    let o = output(job.belay(&["restart", &dir]), LIMIT)?;
+    want(
+        !o.status.success() && text(&o).contains("gen/000003-") && text(&o).contains("cannot be read"),
+        || format!("restart: {}: {}", show(o.status), text(&o)),
+    )?;
+    job.clear_beat()?;
+    job.restart(&["--generation", "2"])?;
+    job.progress(LIMIT)
+        .map_err(|e| format!("restart of another generation: {e}"))?;
+    io("rename", std::fs::rename(away, &newest))?;
+    job.verdict(false, LIMIT)
+}
