@@ -405,7 +405,7 @@ fn flush(args: &cli::Flush) -> Result<u8, Failure> {
     };
     let result = running.and_then(|mut call| {
         call.expect(&mut |e| show.event(e), |e| match e {
-            Event::Flushed { generation } => Ok(generation),
+            Event::Flushed { generation, notes } => Ok((generation, notes)),
             other => Err(Box::new(other)),
         })
     });
@@ -415,10 +415,13 @@ fn flush(args: &cli::Flush) -> Result<u8, Failure> {
         other => other,
     };
     show.clear();
-    print(&format!("generation {} is durable\n", result?))
+    let (generation, notes) = result?;
+    notes.iter().for_each(|note| sys::say(note));
+    print(&format!("generation {generation} is durable\n"))
 }
 
-fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
+/// The generation that is durable, and what went wrong with other tiers.
+fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<(u64, Vec<String>), Failure> {
     let dir = JobDir::open(&args.target.dir, Access::Own)?;
     let description = dir.description()?;
     tiers::check_level(&description, Level::Durable)?;
@@ -444,8 +447,8 @@ fn flush_here(args: &cli::Flush, show: &mut Show) -> Result<u64, Failure> {
         });
         Ok(())
     });
-    flushed.map_err(|f| Failure::new(Exit::NotDurable, f.to_string()))?;
-    Ok(newest.number)
+    let notes = flushed?.iter().map(Failure::to_string).collect();
+    Ok((newest.number, notes))
 }
 
 fn stop(args: &cli::Stop) -> Result<u8, Failure> {
@@ -486,7 +489,7 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         gone.chunks.chunks,
         format::bytes(gone.chunks.bytes)
     ))?;
-    tidied.and(of_parts).map(|()| 0)
+    tiers::joined(tidied).and(of_parts).map(|()| 0)
 }
 
 fn calibrate(args: &cli::Calibrate) -> Result<u8, Failure> {

@@ -80,6 +80,9 @@ pub enum Event {
     Flushed {
         /// The generation.
         generation: u64,
+        /// What went wrong with other tiers.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        notes: Vec<String>,
     },
     /// Result: it is being done.
     Accepted,

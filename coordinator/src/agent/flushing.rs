@@ -20,7 +20,7 @@ use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_storage::flush::Control;
 use belay_tree::JobKey;
-use belay_wire::{Event, Exit, Level, Phase, Progress};
+use belay_wire::{Checkpointed, Event, Exit, Level, Phase, Progress};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,8 +47,8 @@ struct Awaiting {
     last: bool,
 }
 
-/// What a flush thread hands back.
-type Outcome = (Vec<Durable>, Result<(), Failure>);
+/// What a flush thread hands back: what failed at some tiers, where another has the generation.
+type Outcome = (Vec<Durable>, Result<Vec<Failure>, Failure>);
 
 /// A flush under way.
 #[derive(Debug)]
@@ -227,7 +227,7 @@ impl Agent {
         }
         match self.start_flush(generation) {
             Ok(under) => self.flush.under = Some(under),
-            Err(failure) => self.flush_failed(generation, &failure),
+            Err(failure) => self.flush_failed(generation, &tiers::not_durable(generation, &failure)),
         }
         self.set_tick();
     }
@@ -251,6 +251,7 @@ impl Agent {
         let lost = meeting.as_ref().map(|m| m.cancel.clone());
         let work = Work {
             meeting,
+            generation,
             durable: std::mem::take(&mut self.flush.durable),
             dir: self.dir.clone(),
             description: self.description.clone(),
@@ -310,7 +311,10 @@ impl Agent {
         let (durable, result) = under.result.recv().unwrap_or_else(|_| {
             (
                 Vec::new(),
-                Err(Failure::new(Exit::Internal, "the flush thread ended without a result")),
+                Err(tiers::not_durable(
+                    generation,
+                    &Failure::new(Exit::Internal, "the flush thread ended without a result"),
+                )),
             )
         });
         self.flush.durable = durable;
@@ -321,7 +325,7 @@ impl Agent {
             self.engine.number_from(m.next_chunk);
         }
         match result {
-            Ok(()) => {
+            Ok(failed) => {
                 let bytes = under.control.expected.load(Ordering::Relaxed);
                 tracing::info!(
                     generation,
@@ -334,9 +338,22 @@ impl Agent {
                     let took = (under.started.elapsed(), sys::processors());
                     self.flush.turn.learns(Level::Durable, took, levels.durable_mtti);
                 }
+                let notes: Vec<String> = failed.iter().map(Failure::to_string).collect();
                 for mut a in self.take_awaiting(generation) {
                     self.tell_level(&mut a.answer, (generation, Level::Durable), a.since);
+                    if let Event::Flushed { notes: told, .. } | Event::Checkpointed(Checkpointed { notes: told, .. }) =
+                        &mut a.answer
+                    {
+                        told.extend(notes.iter().cloned());
+                    }
                     self.answer_awaiting(&a, &a.answer);
+                }
+                if !notes.is_empty() {
+                    let why = format!(
+                        "generation {generation} is durable, but not all is well: {}",
+                        notes.join("; ")
+                    );
+                    self.note_failure(&Failure::new(Exit::NotDurable, why), false);
                 }
                 self.begin_flush();
             }
@@ -357,18 +374,12 @@ impl Agent {
     }
 
     fn flush_failed(&mut self, generation: u64, failure: &Failure) {
-        let message = format!("generation {generation} is committed in the job directory, but is not durable: {failure}");
         tracing::error!(generation, error = %failure, "flush failed");
         self.flush.turn.fails();
         for a in self.take_awaiting(generation) {
-            let event = Event::Failed {
-                exit: Exit::NotDurable,
-                message: message.clone(),
-                passing: false,
-            };
-            self.answer_awaiting(&a, &event);
+            self.answer_awaiting(&a, &failure.event());
         }
-        self.note_failure(&Failure::new(Exit::NotDurable, message), false);
+        self.note_failure(failure, false);
         let gone = !self.dir.generations().join(generations::name(generation)).exists();
         if self.flush.newest.is_none() && !gone {
             self.flush.newest = Some(generation);
@@ -409,7 +420,10 @@ impl Agent {
         if let Err(failure) = self.check_level(Level::Durable, false) {
             return self.fail(id, failure.exit, &failure.to_string());
         }
-        let held = generations::list(&self.dir.generations()).unwrap_or_default();
+        let held = match generations::list(&self.dir.generations()) {
+            Ok(held) => held,
+            Err(failure) => return self.fail(id, failure.exit, &failure.to_string()),
+        };
         let Some(newest) = held.iter().rfind(|g| g.is_whole()) else {
             return self.fail(
                 id,
@@ -418,7 +432,11 @@ impl Agent {
             );
         };
         let generation = newest.number;
-        self.await_flush(generation, (id, Instant::now()), Event::Flushed { generation }, false);
+        let answer = Event::Flushed {
+            generation,
+            notes: Vec::new(),
+        };
+        self.await_flush(generation, (id, Instant::now()), answer, false);
         self.begin_flush();
     }
 
@@ -457,6 +475,7 @@ impl Agent {
 struct Work {
     /// With parts that have their own.
     meeting: Option<Meeting>,
+    generation: u64,
     durable: Vec<Durable>,
     dir: crate::jobdir::JobDir,
     description: crate::jobdir::Description,
@@ -493,15 +512,17 @@ impl Work {
         }
     }
 
-    fn flush_all(&mut self) -> Result<(), Failure> {
-        let mut members = match self.meeting.take() {
-            Some(meeting) => Some(Members::gather(meeting, self.dir.path())?),
-            None => {
-                self.await_parts()?;
-                None
-            }
-        };
-        let mut failure = None;
+    /// Meets the parts, or waits for them.
+    fn await_members(&mut self) -> Result<Option<Members>, Failure> {
+        match self.meeting.take() {
+            Some(meeting) => Members::gather(meeting, self.dir.path()).map(Some),
+            None => self.await_parts().map(|()| None),
+        }
+    }
+
+    /// Opens the tiers that are not open; what failed is tried again by the next flush.
+    fn open_all(&mut self) -> Result<Vec<Failure>, Failure> {
+        let mut failed = Vec::new();
         // One with another key from now on, and none without.
         let keys = self.description.config.encryption.keys()?;
         self.durable.retain(|d| d.is_open(&d.config, keys.as_ref()));
@@ -511,30 +532,34 @@ impl Work {
             }
             match Durable::open(t, &self.description, To::Use) {
                 Ok(durable) => self.durable.push(durable),
-                // It is tried again by the next flush.
                 Err(e) => {
                     tracing::warn!(tier = t.name, error = %e, "tier not opened");
-                    failure.get_or_insert(e);
+                    failed.push(e);
                 }
             }
         }
+        Ok(failed)
+    }
+
+    fn flush_all(&mut self) -> Result<Vec<Failure>, Failure> {
+        let generation = self.generation;
+        let why = |f: Failure| tiers::not_durable(generation, &f);
+        let mut members = self.await_members().map_err(why)?;
+        let mut failed = self.open_all().map_err(why)?;
         let mut held = false;
         for durable in &mut self.durable {
             match durable.flush(&self.dir, &self.description, (&self.path, members.as_mut()), &self.control) {
                 Ok(flushed) => {
                     held = true;
                     tracing::info!(tier = durable.config.name, ?flushed, "flushed");
+                    failed.extend(durable.unread());
                 }
                 Err(e) => {
                     tracing::warn!(tier = durable.config.name, error = %e, "flush to this tier failed");
-                    failure.get_or_insert(e);
+                    failed.push(e);
                 }
             }
         }
-        match failure {
-            // One copy that outlives the node is what was asked for.
-            Some(f) if !held => Err(f),
-            _ => Ok(()),
-        }
+        tiers::outcome(self.generation, held, failed)
     }
 }

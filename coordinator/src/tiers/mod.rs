@@ -404,39 +404,70 @@ fn remove_empty(path: &Path) {
     }
 }
 
-/// Has `work` done with each durable tier of a job, whatever becomes of the others; the first failure.
-pub fn for_each(d: &Description, to: To, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Result<(), Failure> {
-    let mut failure = None;
+/// Has `work` done with each durable tier of a job, whatever becomes of the others; what failed.
+pub fn for_each(d: &Description, to: To, mut work: impl FnMut(&mut Durable) -> Result<(), Failure>) -> Vec<Failure> {
+    let mut failed = Vec::new();
     for t in d.config.durable() {
         if let Err(e) = Durable::open(t, d, to).and_then(|mut durable| work(&mut durable)) {
             tracing::warn!(tier = t.name, error = %e, "going on without this tier");
-            failure.get_or_insert(e);
+            failed.push(e);
         }
     }
-    failure.map_or(Ok(()), Err)
+    failed
+}
+
+/// One failure that tells of all of `failed`.
+pub fn joined(failed: Vec<Failure>) -> Result<(), Failure> {
+    let Some(exit) = failed.first().map(|f| f.exit) else {
+        return Ok(());
+    };
+    let mut each: Vec<String> = failed.iter().map(Failure::to_string).collect();
+    each.dedup();
+    Err(Failure::new(exit, each.join("; ")))
+}
+
+/// How copying generation `number` went: what `failed`, where a tier has it all the same. One copy that outlives the node
+/// is what is asked for.
+pub(crate) fn outcome(number: u64, is_held: bool, failed: Vec<Failure>) -> Result<Vec<Failure>, Failure> {
+    if is_held {
+        return Ok(failed);
+    }
+    joined(failed).map(|()| Vec::new()).map_err(|f| not_durable(number, &f))
+}
+
+/// Why generation `number` is not durable.
+pub(crate) fn not_durable(number: u64, why: &Failure) -> Failure {
+    let message = format!("generation {number} is committed in the job directory, but is not durable: {why}");
+    Failure::new(Exit::NotDurable, message)
 }
 
 /// Copies generation `g` of a job that does not run to its durable tiers, after `before` has been done with each; it
-/// gets what will tell how far the copying is.
+/// gets what will tell how far the copying is. What failed, where a tier has the generation.
 pub fn flush_at_rest(
     dir: &JobDir,
     d: &Description,
     g: &Generation,
     mut before: impl FnMut(&mut Durable, &Arc<Control>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+) -> Result<Vec<Failure>, Failure> {
     let rows = table::read(&g.path)?;
     let mut flush = |mut members: Option<&mut Members>| {
-        for_each(d, To::Use, |durable| {
+        let (mut is_held, mut unread) = (false, Vec::new());
+        let failed = for_each(d, To::Use, |durable| {
             let control = Arc::new(Control::default());
             before(durable, &control)?;
             let from = (&*g.path, members.as_deref_mut());
-            durable.flush(dir, d, from, &control).map(drop)
-        })
+            durable.flush(dir, d, from, &control)?;
+            is_held = true;
+            unread.extend(durable.unread());
+            Ok(())
+        });
+        outcome(g.number, is_held, [failed, unread].concat())
     };
     if d.config.redundancy.scheme.is_none() || rows.is_empty() {
         return flush(None);
     }
-    hosts::at_rest(dir, d, (g.number, &rows), |members| flush(Some(members)))
+    let flushed = hosts::at_rest(dir, d, (g.number, &rows), |members| Ok(flush(Some(members))));
+    flushed.map_err(|f| not_durable(g.number, &f))?
 }
 
 /// Refuses directories that are not there before a program is started; object stores are asked later.

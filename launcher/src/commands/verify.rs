@@ -151,7 +151,7 @@ fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>),
         }
         return Ok((0, None));
     }
-    let read = tiers::for_each(&description, To::Look, |durable| {
+    let read = tiers::joined(tiers::for_each(&description, To::Look, |durable| {
         show.state(&format!("verify tier {}", durable.config.name));
         let print = |text: &str| show.aside(|| print(text));
         let (bytes, faults) = durable.verify(&description)?;
@@ -179,7 +179,7 @@ fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>),
             shown.get_or_insert(f.clone());
             Err(f)
         })
-    });
+    }));
     show.clear();
     if let Some(f) = read
         .as_ref()

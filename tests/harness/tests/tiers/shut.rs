@@ -35,7 +35,7 @@ pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
     let away = shut(&job, &first)?;
     let named = |o: &std::process::Output| text(o).contains("tier scratch: gen/000001-") && text(o).contains("cannot be read");
     let o = output(job.belay(&["verify", &dir]), LIMIT)?;
-    want(!o.status.success() && named(&o), || {
+    want(o.status.code() == Some(74) && named(&o), || {
         format!("verify: {}: {}", show(o.status), text(&o))
     })?;
     // The newest needs nothing of it; nor does the one that is named, whatever the newest needs.
@@ -58,4 +58,45 @@ pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
         .map_err(|e| format!("restart of another generation: {e}"))?;
     io("rename", std::fs::rename(away, &newest))?;
     job.verdict(false, LIMIT)
+}
+
+/// Of two tiers one fails: `belay flush` says so and is done, whether an agent does it or not, and the status shows it;
+/// where both fail, both are named.
+pub(super) fn tier(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "half", user)?;
+    let (a, b) = (directory(&job, user, "a")?, directory(&job, user, "b")?);
+    target(&mut job, place, &(pfs("a", &a) + &pfs("b", &b)), "2")?;
+    io("remove", std::fs::remove_dir(&b))?;
+    job.checkpoint()?;
+    let dir = job.dir().display().to_string();
+    let half = |job: &Job| -> Result<(), Failure> {
+        let o = output(job.belay(&["flush", &dir, "--quiet"]), LIMIT)?;
+        want(
+            o.status.success() && text(&o).contains("belay: tier b: ") && text(&o).contains("generation 1 is durable"),
+            || format!("with one tier of two: {}: {}", show(o.status), text(&o)),
+        )
+    };
+    half(&job)?;
+    let status: Value = serde_json::from_str(&belay(&job, &["status", &dir, "--json"])?).map_err(|e| e.to_string())?;
+    let last = &status["last_error"];
+    want(
+        last["exit"] == "not_durable" && last["message"].as_str().is_some_and(|m| m.contains("tier b: ")),
+        || format!("last error: {last}"),
+    )?;
+    let away = job.work.join("away");
+    io("rename", std::fs::rename(&a, &away))?;
+    let none = |job: &Job| -> Result<String, Failure> {
+        let o = output(job.belay(&["flush", &dir, "--quiet"]), LIMIT)?;
+        let named = ["generation 1 is committed", "tier a: ", "tier b: "];
+        want(
+            o.status.code() == Some(92) && named.iter().all(|w| text(&o).contains(w)),
+            || format!("without a tier: {}: {}", show(o.status), text(&o)),
+        )?;
+        Ok(text(&o))
+    };
+    none(&job)?;
+    job.kill_all()?;
+    none(&job)?;
+    io("rename", std::fs::rename(&away, &a))?;
+    half(&job)
 }
