@@ -209,12 +209,11 @@ impl Catalogue {
         shut.any(|(key, _)| g.record.packs.iter().any(|p| p.key == *key))
     }
 
-    /// The newest generation of which there is a record, whole or not.
-    pub fn newest(&self) -> Option<u64> {
+    /// Numbers of the generations of which there is a record, whole or not.
+    pub fn numbers(&self) -> BTreeSet<u64> {
         let read = self.generations.iter().map(|g| g.manifest.generation);
         let others = self.locked.iter().chain(&self.unread).chain(&self.faults);
-        let others = others.filter_map(|(key, _)| number_of(key));
-        read.chain(others).max()
+        read.chain(others.filter_map(|(key, _)| number_of(key))).collect()
     }
 
     /// The keys without which generation `g` cannot be read.

@@ -195,7 +195,7 @@ impl Exit {
         ),
         row(
             Exit::Incomplete,
-            "verify: at least one generation is damaged, on some host, but a whole one remains",
+            "verify: at least one generation is damaged, on some host, or has gone from a tier, but a whole one remains",
             "`belay gc DIR` removes damaged ones older than the newest whole one",
         ),
         row(

@@ -42,7 +42,7 @@ pub fn refresh(dir: &JobDir, d: &Description) -> Result<Vec<(Exit, String)>, Fai
 /// never removed, so somebody has, or has put back what was there long ago.
 fn fallen_behind(durable: &Durable, before: Option<u64>) -> Option<String> {
     let before = before?;
-    let now = durable.catalogue.newest();
+    let now = durable.catalogue.numbers().last().copied();
     if now >= Some(before) {
         return None;
     }

@@ -29,7 +29,7 @@ use crate::jobdir::{Description, JobDir, JOB};
 use crate::nodes::table;
 use crate::{jobdir, sys, verify, Failure};
 use belay_kernel::trust;
-use belay_storage::catalogue::{Catalogue, Part};
+use belay_storage::catalogue::{Catalogue, Listed, Part};
 use belay_storage::fetch as fetching;
 use belay_storage::flush::{self, Control, Flushed, Parts};
 use belay_storage::seal::Keys;
@@ -273,6 +273,22 @@ impl Durable {
                 .map(|(key, why)| format!("tier {name}: {key}: damaged: {why}")),
         );
         faults
+    }
+
+    /// What of the generations that were noted as durable here has gone.
+    pub fn gone(&self, dir: &JobDir) -> Vec<String> {
+        let (name, there) = (&self.config.name, self.catalogue.numbers());
+        let gone = notes::durable_on(dir, name).into_iter().filter(|n| !there.contains(n));
+        let what =
+            |n| format!("tier {name}: generation {n}, which was durable there, is gone; belay flush copies the newest one again");
+        gone.map(what).collect()
+    }
+
+    /// Numbers of the generations that are whole and can be read.
+    pub fn readable(&self) -> Vec<u64> {
+        let can_be = |g: &&Listed| !self.catalogue.is_out_of_reach(g);
+        let whole = self.catalogue.whole().into_iter().filter(can_be);
+        whole.map(|g| g.manifest.generation).collect()
     }
 
     /// What cannot be read for want of a key: as good as ever, for who has it.

@@ -109,6 +109,12 @@ pub(super) fn newest(dir: &JobDir, tier: &str) -> Option<u64> {
     read(dir, tier).ok()??.newest
 }
 
+/// Numbers of the generations that tier `tier` is known to hold, whole.
+pub(super) fn durable_on(dir: &JobDir, tier: &str) -> Vec<u64> {
+    let known = read(dir, tier).ok().flatten().unwrap_or_default();
+    known.generations.iter().map(|(_, m)| m.generation).collect()
+}
+
 /// Forgets what tier `tier` has held: all of it is to go.
 pub(super) fn forget(dir: &JobDir, tier: &str) {
     // What is not there has nothing to say.

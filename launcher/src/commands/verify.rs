@@ -5,7 +5,7 @@ use crate::progress::Show;
 use crate::{cli, format};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::verify as parity;
-use belay_coordinator::tiers::To;
+use belay_coordinator::tiers::{Durable, To};
 use belay_coordinator::verify::Known;
 use belay_coordinator::{generations, tiers, verify, Failure};
 use belay_wire::Exit;
@@ -23,7 +23,12 @@ struct Here {
     sound: usize,
     /// So many have one.
     damaged: usize,
-    first_fault: Option<Failure>,
+    faults: Vec<Failure>,
+}
+
+/// Whether something could not be read, rather than is not what it was.
+fn is_unread(f: &Failure) -> bool {
+    !matches!(f.exit, Exit::Damaged | Exit::ImageVersion | Exit::ImageArchitecture)
 }
 
 /// Reads the generations that are in the job directory; once more, where all of them are removed meanwhile.
@@ -54,7 +59,7 @@ fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
             }
             if let Some(f) = read.faults.into_iter().next() {
                 here.damaged += 1;
-                here.first_fault.get_or_insert(f);
+                here.faults.push(f);
                 continue;
             }
             here.sound += 1;
@@ -93,9 +98,8 @@ fn is_removed(dir: &JobDir, path: &Path) -> bool {
 pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.dir, Access::OwnOrRoot)?;
     let mut show = Show::on_terminals();
-    let here = read_here(&dir, &mut show)?;
+    let mut here = read_here(&dir, &mut show)?;
     show.state("verify parity");
-    let mut parity_fault = None;
     for (number, read) in parity::all(&dir)? {
         match read {
             Ok(bytes) => show.aside(|| {
@@ -105,22 +109,29 @@ pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
                 ))
             })?,
             Err(f) => {
+                here.damaged += 1;
                 let code = show.aside(|| print(&format!("generation {number}: {f}\n")))?;
-                parity_fault.get_or_insert(f);
+                here.faults.push(f);
                 code
             }
         };
     }
-    let (on_tiers, tier_fault) = read_tiers(&dir, &mut show)?;
+    let there = read_tiers(&dir, &mut show)?;
     show.clear();
-    let whole = here.sound + on_tiers;
-    let of = whole + here.damaged + usize::from(parity_fault.is_some()) + usize::from(tier_fault.is_some());
-    let first_fault = here.first_fault.or(parity_fault).or(tier_fault);
+    let whole = here.sound + there.sound;
+    let of = whole + here.damaged + there.not_whole;
+    let (unread, damage): (Vec<Failure>, Vec<Failure>) = here.faults.into_iter().chain(there.faults).partition(is_unread);
+    verdict(&dir, (whole, of), damage.into_iter().next(), unread.into_iter().next())
+}
+
+/// How verify ends that has found `whole` of `of` generations whole, and perhaps damage, or what could not be read.
+fn verdict(dir: &JobDir, (whole, of): (usize, usize), damage: Option<Failure>, unread: Option<Failure>) -> Result<u8, Failure> {
     let at = dir.shown();
-    match (whole, first_fault) {
-        (0, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
-        (_, None) => Ok(0),
-        (0, Some(f)) => {
+    match (whole, damage, unread) {
+        (0, None, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
+        (_, None, None) => Ok(0),
+        (_, None, Some(f)) => Err(Failure::new(f.exit, format!("not everything could be read: {f}"))),
+        (0, Some(f), _) => {
             let all = if of == 1 {
                 "the only generation is"
             } else {
@@ -128,17 +139,26 @@ pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
             };
             Err(Failure::new(f.exit, format!("{all} damaged: {f}")))
         }
-        (n, Some(f)) => Err(Failure::new(
+        (n, Some(f), _) => Err(Failure::new(
             Exit::Incomplete,
             format!("{} of {of} generations are damaged: {f}", of - n),
         )),
     }
 }
 
-/// Reads all that the durable tiers hold; how many whole generations they have, and the first fault. One that cannot be
-/// read is one too.
-fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>), Failure> {
-    let (mut whole, mut shown) = (0, None);
+/// What was found on the durable tiers.
+#[derive(Default)]
+struct There {
+    /// So many generations are whole there.
+    sound: usize,
+    /// So many tiers are not what they should be.
+    not_whole: usize,
+    faults: Vec<Failure>,
+}
+
+/// Reads all that the durable tiers hold.
+fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<There, Failure> {
+    let mut there = There::default();
     let description = dir.description()?;
     if is_foreign() {
         show.clear();
@@ -149,44 +169,61 @@ fn read_tiers(dir: &JobDir, show: &mut Show) -> Result<(usize, Option<Failure>),
                 names.join(", ")
             ))?;
         }
-        return Ok((0, None));
+        return Ok(there);
     }
-    let read = tiers::joined(tiers::for_each(&description, To::Look, |durable| {
+    let unopened = tiers::for_each(&description, To::Look, |durable| {
         show.state(&format!("verify tier {}", durable.config.name));
-        let print = |text: &str| show.aside(|| print(text));
-        let (bytes, faults) = durable.verify(&description)?;
-        let name = &durable.config.name;
-        for f in &faults {
-            print(&format!("{f}\n"))?;
-        }
-        let shut: Vec<Failure> = durable.locked().chain(durable.unread()).collect();
-        if faults.is_empty() && shut.is_empty() {
-            let generations = &durable.catalogue.generations;
-            whole += generations.len();
-            let numbers: Vec<String> = generations.iter().map(|g| g.manifest.generation.to_string()).collect();
-            print(&format!(
-                "tier {name}: whole (generations {}; {} compared)\n",
-                numbers.join(", "),
-                format::bytes(bytes)
-            ))?;
-        }
-        for f in &shut {
-            print(&format!("{f}\n"))?;
-        }
-        let fault = faults.into_iter().next().map(|f| Failure::new(Exit::Damaged, f));
-        // Those that are printed already.
-        fault.or_else(|| shut.into_iter().next()).map_or(Ok(()), |f| {
-            shown.get_or_insert(f.clone());
-            Err(f)
-        })
-    }));
+        let (bytes, damage) = durable.verify(&description)?;
+        let gone = gone(dir, durable).into_iter();
+        let damage = damage.into_iter().chain(gone).map(|f| Failure::new(Exit::Damaged, f));
+        let faults: Vec<Failure> = damage.chain(durable.locked()).chain(durable.unread()).collect();
+        show.aside(|| tell(durable, bytes, &faults))?;
+        there.add(durable, faults);
+        Ok(())
+    });
     show.clear();
-    if let Some(f) = read
-        .as_ref()
-        .err()
-        .filter(|f| f.exit != Exit::Damaged && shown.as_ref() != Some(f))
-    {
+    for f in unopened {
+        print(&format!("{f}\n"))?;
+        there.not_whole += 1;
+        there.faults.push(f);
+    }
+    Ok(there)
+}
+
+impl There {
+    fn add(&mut self, durable: &Durable, faults: Vec<Failure>) {
+        self.sound += durable.readable().len();
+        self.not_whole += usize::from(!faults.is_empty());
+        self.faults.extend(faults);
+    }
+}
+
+/// What there is to say of a tier of which `bytes` were read.
+fn tell(durable: &Durable, bytes: u64, faults: &[Failure]) -> Result<(), Failure> {
+    for f in faults {
         print(&format!("{f}\n"))?;
     }
-    Ok((whole, read.err()))
+    if faults.is_empty() {
+        let numbers: Vec<String> = durable.readable().iter().map(u64::to_string).collect();
+        print(&format!(
+            "tier {}: whole (generations {}; {} compared)\n",
+            durable.config.name,
+            numbers.join(", "),
+            format::bytes(bytes)
+        ))?;
+    }
+    Ok(())
+}
+
+/// Generations that the job has noted as durable on this tier, and that are not there. One that runs may have removed
+/// them, and notes that moments later.
+fn gone(dir: &JobDir, durable: &Durable) -> Vec<String> {
+    let end = Instant::now() + REMOVAL;
+    loop {
+        let gone = durable.gone(dir);
+        if gone.is_empty() || dir.holder().is_none() || Instant::now() > end {
+            return gone;
+        }
+        std::thread::sleep(PAUSE);
+    }
 }

@@ -544,7 +544,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 23] = [
+    let tests: [(&str, Test); 24] = [
         ("local_lost", local_lost),
         ("run_without_directory", run_without_directory),
         ("object_store", object_store),
@@ -561,6 +561,7 @@ fn main() {
         ("one_dead", one_dead),
         ("shut_object", shut::object),
         ("shut_tier", shut::tier),
+        ("shut_gone", shut::gone),
         ("refusals", refusals),
         ("sealed_lost", sealed::lost),
         ("sealed_object_store", sealed::object_store),

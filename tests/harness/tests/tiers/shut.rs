@@ -100,3 +100,28 @@ pub(super) fn tier(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
     io("rename", std::fs::rename(&away, &a))?;
     half(&job)
 }
+
+/// What was durable on a tier and has gone is named, and the tier is not whole; a flush copies it again.
+pub(super) fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "gone", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    durable(&job)?;
+    let dir = job.dir().display().to_string();
+    let named = |job: &Job, number: u64| -> Result<(), Failure> {
+        let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+        let what = format!("tier scratch: generation {number}, which was durable there, is gone");
+        let whole = text(&o).contains("tier scratch: whole");
+        want(o.status.code() == Some(88) && text(&o).contains(&what) && !whole, || {
+            format!("verify: {}: {}", show(o.status), text(&o))
+        })
+    };
+    io("remove", std::fs::remove_file(record(&scratch, 1)?))?;
+    named(&job, 1)?;
+    io("remove", std::fs::remove_file(record(&scratch, 2)?))?;
+    job.kill_all()?;
+    named(&job, 2)?;
+    belay(&job, &["flush", &dir])?;
+    belay(&job, &["verify", &dir]).map(drop)
+}
