@@ -377,10 +377,7 @@ impl Catalogue {
         let oldest = kept.map_or(0, |kept| newest.min(*kept));
         let complete = self.complete();
         let stays = |g: &Listed| g.manifest.generation >= oldest || Some(&g.key) == complete.as_ref();
-        for g in self.generations.iter().filter(|g| !stays(g)) {
-            tier.delete(&g.key)?;
-        }
-        self.generations.retain(stays);
+        self.remove_records(tier, &stays)?;
         // What is whole now has been written again. Anything else is perhaps only read wrongly today: it goes when another
         // record of its generation is whole, or, if somebody has asked for it, a newer generation is.
         let is_whole = |key: &str| self.generations.iter().any(|g| g.key == key);
@@ -439,12 +436,34 @@ impl Catalogue {
     /// Removes the records of all generations but those that `keep` names; their packs go with [`Catalogue::collect`].
     /// For who is told elsewhere which generations there are.
     pub fn forget(&mut self, tier: &dyn Tier, keep: &dyn Fn(&Listed) -> bool) -> Result<(), StorageError> {
-        for g in self.generations.iter().filter(|g| !keep(g)) {
-            tier.delete(&g.key)?;
-        }
-        self.generations.retain(keep);
+        self.remove_records(tier, keep)?;
         // Only when the records are gone may what they named go.
         tier.sync()
+    }
+
+    /// The same, without waiting until that survives a power cut. One that cannot be removed keeps no other from it.
+    fn remove_records(&mut self, tier: &dyn Tier, keep: &dyn Fn(&Listed) -> bool) -> Result<(), StorageError> {
+        let mut removed = Ok(());
+        self.generations.retain(|g| {
+            let deleted = if keep(g) { return true } else { tier.delete(&g.key) };
+            let stays = deleted.is_err();
+            removed = std::mem::replace(&mut removed, Ok(())).and(deleted);
+            stays
+        });
+        removed
+    }
+
+    /// Removes all that the tier holds, records first, so that what is left by a kill or a failure is no generation that
+    /// lacks something; the bytes freed.
+    pub fn remove_all(&mut self, tier: &dyn Tier) -> Result<u64, StorageError> {
+        self.remove_records(tier, &|_| false)?;
+        for prefix in ["gen", "packs", ""] {
+            for o in tier.list(prefix)? {
+                tier.delete(&o.key)?;
+            }
+            tier.sync()?;
+        }
+        Ok(std::mem::take(self).bytes)
     }
 
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.

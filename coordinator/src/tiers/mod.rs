@@ -374,26 +374,25 @@ impl Durable {
         self.tier.clear()?;
         self.catalogue = Catalogue::read(&*self.tier, &Catalogue::default())?;
         let freed = match keep {
-            Some(keep) => {
-                let (d, tags) = (dir.description()?, self.tags());
-                self.read_parts(&d)?;
-                let freed = self.catalogue.retain(&*self.tier, keep, u64::MAX)?;
-                freed + self.prune(&d, &tags)?
-            }
-            None => {
-                // Records first, so that what is left by a kill is no generation that lacks something.
-                for prefix in ["gen", "packs", ""] {
-                    for o in self.tier.list(prefix)? {
-                        self.tier.delete(&o.key)?;
-                    }
-                    self.tier.sync()?;
-                }
-                self.remove_folder(dir);
-                notes::forget(dir, &self.config.name);
-                std::mem::take(&mut self.catalogue).bytes
-            }
+            Some(keep) => self.collect_old(dir, keep),
+            None => self.collect_all(dir),
         };
+        // Also after a failure: some may have been removed.
         notes::write(dir, self)?;
+        freed
+    }
+
+    fn collect_old(&mut self, dir: &JobDir, keep: u32) -> Result<u64, Failure> {
+        let (d, tags) = (dir.description()?, self.tags());
+        self.read_parts(&d)?;
+        let freed = self.catalogue.retain(&*self.tier, keep, u64::MAX)?;
+        Ok(freed + self.prune(&d, &tags)?)
+    }
+
+    fn collect_all(&mut self, dir: &JobDir) -> Result<u64, Failure> {
+        let freed = self.catalogue.remove_all(&*self.tier)?;
+        self.remove_folder(dir);
+        notes::forget(dir, &self.config.name);
         Ok(freed)
     }
 }

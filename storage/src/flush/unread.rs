@@ -15,12 +15,18 @@ struct Shut {
     /// Those whose keys begin so.
     objects: String,
     all: bool,
+    /// Those whose keys begin so cannot be removed.
+    kept: String,
 }
 
 impl Shut {
     fn new(s: &Scratch, objects: impl Into<String>) -> Self {
-        let (tier, objects, all) = (s.tier("pfs"), objects.into(), false);
-        Self { tier, objects, all }
+        Self {
+            tier: s.tier("pfs"),
+            objects: objects.into(),
+            all: false,
+            kept: "none".into(),
+        }
     }
 }
 
@@ -52,6 +58,9 @@ impl Tier for Shut {
     }
 
     fn delete(&self, key: &str) -> Result<(), StorageError> {
+        if key.starts_with(&self.kept) {
+            return Err(failed(self.name(), "remove", key, ErrorKind::PermissionDenied.into()));
+        }
         self.tier.delete(key)
     }
 
@@ -144,4 +153,21 @@ fn a_tier_that_does_not_answer_is_none_that_holds_nothing() {
         ..Shut::new(&s, "")
     };
     assert!(Catalogue::read(&tier, &Catalogue::default()).is_err());
+}
+
+#[test]
+fn what_cannot_be_removed_is_all_that_is_known_to_be_there() {
+    let s = Scratch::new("unread");
+    two(&s);
+    let tier = Shut {
+        kept: "gen/000002".into(),
+        ..Shut::new(&s, "no object")
+    };
+    let mut c = read(&tier);
+    let e = c.remove_all(&tier).unwrap_err().to_string();
+    assert!(e.contains("remove gen/000002-"), "{e}");
+    let known: Vec<u64> = c.whole().iter().map(|g| g.manifest.generation).collect();
+    assert_eq!((known, numbers(&tier)), (vec![2], vec![2]));
+    assert!(c.remove_all(&s.tier("pfs")).unwrap() > 0);
+    assert!(c.generations.is_empty() && s.tier("pfs").list("").unwrap().is_empty());
 }
