@@ -10,12 +10,15 @@
 //!
 //! The runtime has one thread, made when the tier is opened and ended when it is dropped.
 
+mod listing;
+
 use belay_kernel::direct::Buffer;
 use belay_storage::tier::gather::Gather;
 use belay_storage::tier::{failed, is_key, Object, Put, Tier, OBJECT_URLS};
 use belay_storage::StorageError;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
+use listing::Looking;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -185,6 +188,7 @@ fn s3(location: &Location, bucket: &str) -> AmazonS3Builder {
         .with_bucket_name(bucket)
         // One request for each removal: the answers to lists of them differ between services.
         .with_disable_bulk_delete(true)
+        .with_http_connector(Looking)
         .with_client_options(client)
         .with_retry(retry);
     if let Some(endpoint) = &location.endpoint {
@@ -200,6 +204,7 @@ fn google(location: &Location, bucket: &str) -> GoogleCloudStorageBuilder {
     let (client, retry) = client(location);
     let builder = GoogleCloudStorageBuilder::from_env()
         .with_bucket_name(bucket)
+        .with_http_connector(Looking)
         .with_client_options(client)
         .with_retry(retry);
     match &location.endpoint {
@@ -212,6 +217,7 @@ fn azure(location: &Location, container: &str) -> MicrosoftAzureBuilder {
     let (client, retry) = client(location);
     let builder = MicrosoftAzureBuilder::from_env()
         .with_url(container)
+        .with_http_connector(Looking)
         .with_client_options(client)
         .with_retry(retry);
     match &location.endpoint {

@@ -175,25 +175,25 @@ fn an_address_that_is_none_is_refused() {
     assert!(e.contains("AZURE_STORAGE_ACCOUNT_NAME"), "{e}");
 }
 
-/// A store that answers its first `refusals` requests with "come again", and then that there is no such object; `None`:
-/// it answers nothing. Its location.
-fn odd_store(refusals: Option<usize>) -> Location {
+/// A store that gives `answer` to its requests, the first of which is number 0, and then closes the connection; `None`:
+/// it says nothing. Its location.
+fn odd_store(answer: impl Fn(usize) -> Option<String> + Send + 'static) -> Location {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         let mut held = Vec::new();
         for (n, stream) in listener.incoming().flatten().enumerate() {
-            let Some(refusals) = refusals else {
+            let Some(answer) = answer(n) else {
                 held.push(stream);
                 continue;
             };
             let mut lines = BufReader::new(&stream).lines();
             while lines.next().is_some_and(|line| !line.unwrap_or_default().is_empty()) {}
-            let status = if n < refusals { "503 Slow Down" } else { "404 Not Found" };
-            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
             (&stream).write_all(answer.as_bytes()).unwrap();
         }
     });
+    std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
+    std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
     Location {
         url: "s3://bucket".into(),
         endpoint: Some(endpoint),
@@ -203,17 +203,55 @@ fn odd_store(refusals: Option<usize>) -> Location {
     }
 }
 
+/// An answer of which `bytes` are announced.
+fn answer(status: &str, bytes: usize, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nContent-Length: {bytes}\r\nConnection: close\r\n\r\n{body}")
+}
+
 #[test]
 fn a_store_that_refuses_for_the_moment_is_asked_again_and_one_that_hangs_is_noticed_in_time() {
-    std::env::set_var("AWS_ACCESS_KEY_ID", "belay-test");
-    std::env::set_var("AWS_SECRET_ACCESS_KEY", "belay-secret");
-    let refuses = Objects::open("s3", &odd_store(Some(7)), "job-1").unwrap();
+    let refuses = odd_store(|n| Some(answer(if n < 7 { "503 Slow Down" } else { "404 Not Found" }, 0, "")));
+    let refuses = Objects::open("s3", &refuses, "job-1").unwrap();
     assert_eq!(refuses.length("packs/1").unwrap(), None);
     let hangs = Location {
         timeout: Some(Duration::from_secs(1)),
-        ..odd_store(None)
+        ..odd_store(|_| None)
     };
     let begin = Instant::now();
     Objects::open("s3", &hangs, "job-1").unwrap().length("packs/1").unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+}
+
+const LISTING: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name><Prefix>job-1/gen/</Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated><Contents><Key>job-1/gen/1.json</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag><Size>5</Size></Contents></ListBucketResult>"#;
+
+#[test]
+fn a_listing_that_was_cut_is_asked_for_again() {
+    let store = odd_store(|n| {
+        let cut = &LISTING[..LISTING.len() - 20 * n - 20];
+        Some(match n {
+            // The connection ends too early, and so does the text.
+            0 | 1 => answer("200 OK", LISTING.len(), cut),
+            2 | 3 => answer("200 OK", cut.len(), cut),
+            _ => answer("200 OK", LISTING.len(), LISTING),
+        })
+    });
+    let found = Objects::open("s3", &store, "job-1").unwrap().list("gen").unwrap();
+    assert_eq!(found.iter().map(|o| &*o.key).collect::<Vec<_>>(), ["gen/1.json"]);
+}
+
+#[test]
+fn a_page_in_place_of_a_listing_is_told_as_such() {
+    let page = "<html><head><title>Welcome</title></head><body>Log in to the network</body></html>";
+    let store = odd_store(move |_| Some(answer("200 OK", page.len(), page)));
+    let tier = Objects::open("s3", &store, "job-1").unwrap();
+    let begin = Instant::now();
+    for e in [tier.list("gen").unwrap_err(), tier.folders().unwrap_err()] {
+        let e = e.to_string();
+        assert!(
+            e.starts_with("tier s3: list ") && e.contains("no listing") && e.contains("<html>"),
+            "{e}"
+        );
+    }
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }
