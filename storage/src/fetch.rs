@@ -79,6 +79,18 @@ struct Fetch<'a> {
     done: Fetched,
 }
 
+/// Damage of what was brought, which is known by its name here, lies in pack `key`.
+fn of_pack(tier: &dyn Tier, (key, item): (&str, &str), e: StorageError) -> StorageError {
+    match e {
+        StorageError::Image(ImageError::Damaged { reason, .. }) => StorageError::TierDamaged {
+            tier: tier.name().to_owned(),
+            key: key.to_owned(),
+            reason: format!("{item} in it is not what was stored: {reason}"),
+        },
+        other => other,
+    }
+}
+
 /// Compares every page of a chunk with its hash.
 pub fn check_pages(chunk: &Chunk, control: &Control) -> Result<(), StorageError> {
     let pages = chunk.hashes.len() as u32;
@@ -110,6 +122,7 @@ impl Fetch<'_> {
                 if let Some(e) = copied.as_ref().err().filter(|e| e.is_contradicted()) {
                     mark(*tier, &p.key, &e.to_string());
                 }
+                let good = || good().map_err(|e| of_pack(*tier, (&p.key, name), e));
                 match copied.and_then(|()| good()) {
                     Ok(()) => {
                         self.done.items += 1;
@@ -215,4 +228,34 @@ fn sync(dir: &Path) -> Result<(), ImageError> {
     File::open(dir)
         .and_then(|d| d.sync_all())
         .map_err(|e| ImageError::io("sync", dir, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::items;
+    use crate::pack::Writer;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn damage_of_what_was_brought_names_tier_and_pack() {
+        let s = Scratch::new("fetch");
+        let m = s.commit(&mut s.engine(), 1, &Scratch::memory(10, 1));
+        let tier = s.tier("pfs");
+        let text = std::fs::read_to_string(s.generation(1).join(MANIFEST_FILE)).unwrap();
+        // Its checksums are right, but it holds something else than it says.
+        let mut w = Writer::begin(&tier, "packs/000001-1.bpk".into()).unwrap();
+        for (name, bytes) in items(&m, checksum(text.as_bytes())) {
+            w.item(name);
+            w.piece(&vec![0; bytes as usize], bytes as usize, false).unwrap();
+        }
+        let (pack, _) = w.finish(false).unwrap();
+        Catalogue::commit(&tier, text, vec![pack], Vec::new()).unwrap();
+        let c = Catalogue::read(&tier, &Catalogue::default()).unwrap();
+        std::fs::remove_dir_all(s.job().join("chunks")).unwrap();
+        let e = fetch(&s.job(), &c.generations[0], &[(&tier, &c)], &Control::default()).unwrap_err();
+        assert!(e.is_contradicted(), "{e}");
+        let e = e.to_string();
+        assert!(e.starts_with("tier pfs: packs/000001-1.bpk: damaged: chunk/"), "{e}");
+    }
 }
