@@ -1,6 +1,6 @@
 //! Bringing things back from durable tiers, each in a child process: what the tiers hold, a generation, the job directory itself.
 
-use super::{child, is_on_a_tier, notes, open_one, parts, Durable, To, JOB, MAX_JOB};
+use super::{child, is_on_a_tier, joined, notes, open_one, parts, Durable, To, JOB, MAX_JOB};
 use crate::config::{Config, Kind, Limits, Use};
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::seat::part_dir;
@@ -59,21 +59,21 @@ pub fn fetch(dir: &JobDir, d: &Description, number: u64, tell: &mut dyn FnMut(u6
 }
 
 fn fetch_here(dir: &JobDir, d: &Description, number: u64, control: &Control) -> Result<(u64, u64), Failure> {
-    let mut open: Vec<Durable> = Vec::new();
-    let mut failure = None;
+    let (mut open, mut failed): (Vec<Durable>, Vec<Failure>) = Default::default();
     for t in d.config.durable() {
         let looked = Durable::open(t, d, To::Use).and_then(|mut durable| durable.look(dir, d).map(|()| durable));
         match looked {
             Ok(durable) => {
-                failure = durable.obstacle(number).or(failure);
+                failed.extend(durable.obstacle(number));
                 open.push(durable);
             }
             Err(f) => {
                 tracing::warn!(tier = t.name, error = %f, "tier not used");
-                failure = Some(f);
+                failed.push(f);
             }
         }
     }
+    let failure = joined(failed).err();
     let own: Vec<&Durable> = open.iter().collect();
     let (mut items, mut bytes) = bring(dir.path(), &own, number, failure.clone(), control)?;
     if d.config.redundancy.scheme.is_some() {
@@ -119,7 +119,7 @@ pub(crate) fn describe_part(dir: &JobDir, tag: u64) -> Result<(), Failure> {
 
 /// The durable tiers as part `tag` has them, and what is there; why one of them could not be looked at.
 fn open_for_part(d: &Description, tag: u64) -> (Vec<Durable>, Option<Failure>) {
-    let (mut open, mut failure) = (Vec::new(), None);
+    let (mut open, mut failed) = (Vec::new(), Vec::new());
     let of_part = match tag {
         0 => d.clone(),
         _ => parts::described(d, tag),
@@ -128,10 +128,10 @@ fn open_for_part(d: &Description, tag: u64) -> (Vec<Durable>, Option<Failure>) {
         let read = Durable::open(t, &of_part, To::Use).and_then(|mut durable| durable.read().map(|()| durable));
         match read {
             Ok(durable) => open.push(durable),
-            Err(f) => failure = Some(f),
+            Err(f) => failed.push(f),
         }
     }
-    (open, failure)
+    (open, joined(failed).err())
 }
 
 /// Brings generation `number` into the directory `job`; what one of `tiers` lacks may lie on the next. `failure` is why
@@ -199,7 +199,7 @@ pub fn find_job(
     let keys = config.encryption.keys()?;
     let look = (To::Look, keys.as_ref());
     let work = |_: &Control| {
-        let (mut found, mut failure): (Option<Description>, _) = (None, None);
+        let (mut found, mut failed): (Option<Description>, _) = (None, Vec::new());
         for t in config.durable() {
             let descriptions = match t.kind {
                 Kind::Object => open_one(t, "", look).and_then(|tier| in_store(&*tier, may_be)),
@@ -207,18 +207,18 @@ pub fn find_job(
             };
             match descriptions {
                 Ok((all, refused)) => {
-                    failure = failure.or(refused);
+                    failed.extend(refused);
                     let ours = all.into_iter().filter(|d| Path::new(&d.dir) == dir && wanted(d));
                     found = ours.chain(found).max_by_key(|d| d.created_unix_s);
                 }
                 Err(e) => {
                     tracing::warn!(tier = t.name, error = %e, "going on without this tier");
-                    failure.get_or_insert(e);
+                    failed.push(e);
                 }
             }
         }
         let Some(found) = found else {
-            return failure.map_or(Ok(false), Err);
+            return joined(failed).map(|()| false);
         };
         // The tiers may lie elsewhere by now.
         let config = config.clone().of_job(found.config.redundancy);
