@@ -388,6 +388,8 @@ fn where_text(g: &GenerationStatus) -> String {
 
 fn list(args: &cli::List) -> Result<u8, Failure> {
     let dir = JobDir::open(&args.target.dir, Access::OwnOrRoot)?;
+    // What cannot be read is not nothing.
+    generations::list(&dir.generations())?;
     let found = tiers::statuses(&dir, &dir.description()?);
     if args.json {
         return print(&json(&serde_json::json!({ "generations": found }), true)?);

@@ -516,3 +516,26 @@ fn a_page_is_replaced_only_when_there_is_another() {
     let o = s.belay(&["report", "-o", "/dev/stdout"]);
     assert!(o.status.success() && o.stdout.ends_with(b"</html>"), "{o:?}");
 }
+
+#[test]
+fn generations_that_cannot_be_listed_are_not_none() {
+    require_helpers();
+    let s = Scratch::new("no list");
+    let (tier, config) = (s.0.join("tier"), s.0.join("t.toml"));
+    std::fs::create_dir(&tier).unwrap();
+    let text = format!("[[tier]]\nname = \"t\"\nkind = \"pfs\"\npath = \"{}\"\n", tier.display());
+    std::fs::write(config, text).unwrap();
+    let mut job = s.launch(&["--config", "t.toml"], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    std::fs::rename(s.job().join("gen"), s.0.join("away")).unwrap();
+    std::fs::write(s.job().join("gen"), "").unwrap();
+    let refused = || {
+        for verb in ["flush", "list"] {
+            assert_failed(&s.belay(&[verb]), 74, "belay-job/gen: not a directory");
+        }
+    };
+    refused();
+    s.go();
+    job.wait().unwrap();
+    refused();
+}
