@@ -140,10 +140,19 @@ impl<'a> Attempts<'a> {
             return Err(failure);
         }
         tracing::warn!(generation = number, error = %failure, "not whole here");
-        match bring(&self.dir, &self.description, number, tell)? {
-            0 if !damage => return Err(failure),
-            _ if self.redundant => self.prepare(number, tell)?,
-            _ => {}
+        let was_here = self.dir.generations().join(generations::name(number)).exists();
+        let items = bring(&self.dir, &self.description, number, tell)?;
+        if items == 0 && !damage {
+            return Err(failure);
+        }
+        if items > 0 && was_here {
+            let line = format!(
+                "generation {number} was not whole here ({failure}); chunks and files brought from a durable tier: {items}"
+            );
+            tell(Notice::Warning, &line);
+        }
+        if self.redundant {
+            self.prepare(number, tell)?;
         }
         self.attempt(number, tell)
     }

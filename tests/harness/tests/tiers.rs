@@ -378,6 +378,11 @@ fn bit_flips(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
         format!("verify has changed something: {before:?}")
     })?;
     goes_on(&mut job)?;
+    let said = job.output_text();
+    want(
+        said.contains("was not whole here") && said.contains("brought from a durable tier"),
+        || format!("damage that is healed is told: {said}"),
+    )?;
     job.kill_all()?;
     want(files(&a).iter().any(|p| p.to_string_lossy().contains("/suspect/")), || {
         format!("nobody left word that packs are damaged: {:?}", files(&a))
@@ -544,7 +549,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 24] = [
+    let tests: [(&str, Test); 25] = [
         ("local_lost", local_lost),
         ("run_without_directory", run_without_directory),
         ("object_store", object_store),
@@ -562,6 +567,7 @@ fn main() {
         ("shut_object", shut::object),
         ("shut_tier", shut::tier),
         ("shut_gone", shut::gone),
+        ("shut_removal", shut::removal),
         ("refusals", refusals),
         ("sealed_lost", sealed::lost),
         ("sealed_object_store", sealed::object_store),
@@ -571,8 +577,14 @@ fn main() {
         ("sealed_refusals", sealed::refusals),
     ];
     for (name, test) in tests {
-        // Mounting the small file system needs root.
-        target.by_user(name, |_| name != "tier_full" || am_root(), test);
+        let runs = |user| match name {
+            // Mounting the small file system needs root.
+            "tier_full" => am_root(),
+            // To whom no mode is a hindrance.
+            "shut_removal" => user != User::Root,
+            _ => true,
+        };
+        target.by_user(name, runs, test);
     }
     target.run();
 }

@@ -125,3 +125,34 @@ pub(super) fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
     belay(&job, &["flush", &dir])?;
     belay(&job, &["verify", &dir]).map(drop)
 }
+
+/// A removal that fails in the middle: `belay list` shows what is left, and the next one removes that.
+pub(super) fn removal(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "removal", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    let dir = job.dir().display().to_string();
+    let record = record(&scratch, 2)?;
+    let packs = record.parent().and_then(Path::parent).ok_or("no folder")?.join("packs");
+    let mode = |mode| {
+        io(
+            "chmod",
+            std::fs::set_permissions(&packs, std::os::unix::fs::PermissionsExt::from_mode(mode)),
+        )
+    };
+    mode(0o500)?;
+    let o = output(job.belay(&["gc", "--all", &dir]), LIMIT)?;
+    want(
+        !o.status.success() && text(&o).contains("tier scratch: remove packs/"),
+        || format!("gc --all: {}: {}", show(o.status), text(&o)),
+    )?;
+    let list = generations(&job)?;
+    want(list.is_empty(), || format!("after all records have gone: {list:?}"))?;
+    mode(0o700)?;
+    belay(&job, &["gc", "--all", &dir])?;
+    let left = files(&scratch);
+    want(left.is_empty(), || format!("left on the tier: {left:?}"))
+}
