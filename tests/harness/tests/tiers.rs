@@ -549,7 +549,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 25] = [
+    let tests: [(&str, Test); 26] = [
         ("local_lost", local_lost),
         ("run_without_directory", run_without_directory),
         ("object_store", object_store),
@@ -565,6 +565,7 @@ fn main() {
         ("left_behind", kept::left_behind),
         ("one_dead", one_dead),
         ("shut_object", shut::object),
+        ("shut_store", shut::store),
         ("shut_tier", shut::tier),
         ("shut_gone", shut::gone),
         ("shut_removal", shut::removal),

@@ -1,12 +1,13 @@
-//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous]` serves the buckets that are directories there,
-//! at a port of this machine's own where no address is given, prints its address, and ends with its standard input.
-//! With `--anonymous` to everybody, whatever their credentials: the clients of Google Cloud Storage speak the same
-//! interface with others than those of S3.
+//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous] [--broken=TEXT]` serves the buckets that are
+//! directories there, at a port of this machine's own where no address is given, prints its address, and ends with its
+//! standard input. With `--anonymous` to everybody, whatever their credentials: the clients of Google Cloud Storage speak
+//! the same interface with others than those of S3. With `--broken` it fails for each object whose name contains that
+//! text.
 
 use hyper::body::Incoming;
 use hyper::header::{HeaderValue, AUTHORIZATION, ETAG};
 use hyper::service::{service_fn, Service};
-use hyper::Request;
+use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
@@ -21,15 +22,17 @@ const KEY: (&str, &str) = ("belay-test", "belay-secret");
 #[tokio::main]
 async fn main() {
     let (options, mut args): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.starts_with("--"));
-    assert!(options.iter().all(|o| o == "--anonymous"), "unknown option");
+    let anonymous = options.iter().any(|o| o == "--anonymous");
+    let broken = options.iter().find_map(|o| o.strip_prefix("--broken=").map(str::to_owned));
+    let known = usize::from(anonymous) + usize::from(broken.is_some());
+    assert_eq!(options.len(), known, "unknown option");
     let address = if args.len() > 1 {
         args.remove(1)
     } else {
         "127.0.0.1:0".into()
     };
-    let root = args.pop().expect("usage: s3-server DIRECTORY [ADDRESS] [--anonymous]");
+    let root = args.pop().expect("usage: s3-server DIRECTORY [ADDRESS] [OPTIONS]");
     let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(root).expect("open the directory"));
-    let anonymous = !options.is_empty();
     if !anonymous {
         service.set_auth(SimpleAuth::from_single(KEY.0, KEY.1));
     }
@@ -43,13 +46,18 @@ async fn main() {
     let server = Builder::new(TokioExecutor::new());
     while let Ok((socket, _)) = listener.accept().await {
         let service = service.clone();
+        let broken = broken.clone();
         let answer = service_fn(move |mut request: Request<Incoming>| {
             if anonymous {
                 request.headers_mut().remove(AUTHORIZATION);
             }
+            let is_broken = broken.as_ref().is_some_and(|text| request.uri().path().contains(text));
             let answer = service.call(request);
             async move {
                 let mut answer = answer.await?;
+                if is_broken {
+                    *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                }
                 if anonymous {
                     // Google's always have one.
                     let tag = HeaderValue::from_static("\"none\"");

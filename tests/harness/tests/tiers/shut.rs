@@ -49,7 +49,10 @@ pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
     let away = shut(&job, &newest)?;
     let o = output(job.belay(&["restart", &dir]), LIMIT)?;
     want(
-        !o.status.success() && text(&o).contains("gen/000003-") && text(&o).contains("cannot be read"),
+        !o.status.success()
+            && ["gen/000003-", "cannot be read", "--generation 2"]
+                .iter()
+                .all(|w| text(&o).contains(w)),
         || format!("restart: {}: {}", show(o.status), text(&o)),
     )?;
     job.clear_beat()?;
@@ -57,6 +60,35 @@ pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
     job.progress(LIMIT)
         .map_err(|e| format!("restart of another generation: {e}"))?;
     io("rename", std::fs::rename(away, &newest))?;
+    job.verdict(false, LIMIT)
+}
+
+/// The same with a store that fails for one object.
+pub(super) fn store(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "broken", user)?;
+    CREDENTIALS.iter().for_each(|(key, value)| job.set(key, value));
+    let root = job.work.join("store");
+    let server = Server::start(Command::new(Server::program(place)), &root, "127.0.0.1:0")?;
+    let config = format!("{}timeout = \"2s\"\n", server.tier());
+    target(&mut job, place, &config, "2")?;
+    durable(&job)?;
+    durable(&job)?;
+    job.kill_all()?;
+    let address = server.address().to_owned();
+    drop(server);
+    let mut broken = Command::new(Server::program(place));
+    broken.arg("--broken=gen/000001-");
+    let server = Server::start(broken, &root, &address)?;
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(
+        o.status.code() == Some(74) && text(&o).contains("tier cloud: gen/000001-") && text(&o).contains("cannot be read"),
+        || format!("verify: {}: {}", show(o.status), text(&o)),
+    )?;
+    lose_local(&job)?;
+    goes_on(&mut job)?;
+    durable(&job)?;
+    drop(server);
     job.verdict(false, LIMIT)
 }
 
