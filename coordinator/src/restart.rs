@@ -40,7 +40,8 @@ pub fn restart(
 ) -> Result<End, Failure> {
     let mut attempts = Attempts::new(setup, gathered, (options, hosts))?;
     let mut damaged: Vec<(u64, Failure)> = Vec::new();
-    for number in numbers {
+    let mut numbers = numbers.into_iter();
+    while let Some(number) = numbers.next() {
         if let Some(last) = damaged.last() {
             attempts.turn_to(number, last, tell);
         }
@@ -54,11 +55,11 @@ pub fn restart(
             Err(failure) => failure,
         };
         tracing::error!(generation = number, error = %failure, "restart failed");
-        let go_on = attempts.is_damage(&failure);
-        damaged.push((number, failure));
-        if !go_on {
+        if !attempts.is_damage(&failure) {
+            damaged.push((number, attempts.with_older(failure, numbers.next())));
             break;
         }
+        damaged.push((number, failure));
     }
     Err(attempts.give_up(damaged))
 }
@@ -170,6 +171,17 @@ impl<'a> Attempts<'a> {
     /// Whether the failed attempt leaves others to be tried.
     fn is_damage(&self, failure: &Failure) -> bool {
         failure.exit == Exit::Damaged && self.agent.is_some()
+    }
+
+    /// What could not be read now may be whole: nothing older is used, but where it is asked for.
+    fn with_older(&self, failure: Failure, older: Option<u64>) -> Failure {
+        match older.filter(|_| self.agent.is_some() && matches!(failure.exit, Exit::Io | Exit::NoKey)) {
+            Some(older) => Failure::new(
+                failure.exit,
+                format!("{failure}; belay restart --generation {older} goes on from an older one"),
+            ),
+            None => failure,
+        }
     }
 
     /// A part may have found what is damaged, and this process not know it.
