@@ -256,22 +256,12 @@ impl Durable {
         let damaged = |(key, why): &(String, String)| format!("tier {name}: {key}: damaged: {why}");
         let mut faults: Vec<String> = self.catalogue.faults.iter().map(damaged).collect();
         let whole: Vec<u64> = self.catalogue.whole().iter().map(|g| g.manifest.generation).collect();
-        for g in &self.catalogue.generations {
-            let number = g.manifest.generation;
-            let told_elsewhere = self.catalogue.incomplete.contains_key(&g.key) || self.catalogue.is_out_of_reach(g);
-            if !whole.contains(&number) && !told_elsewhere {
-                faults.push(format!(
-                    "tier {name}: {}: damaged: not everything of generation {number} is there",
-                    g.key
-                ));
-            }
+        let is_damaged = |g: &&Listed| !whole.contains(&g.manifest.generation) && !self.is_out_of_reach(g);
+        for g in self.catalogue.generations.iter().filter(is_damaged) {
+            let lacks = || format!("not everything of generation {} is there", g.manifest.generation);
+            let why = self.catalogue.incomplete.get(&g.key).cloned().unwrap_or_else(lacks);
+            faults.push(damaged(&(g.key.clone(), why)));
         }
-        faults.extend(
-            self.catalogue
-                .incomplete
-                .iter()
-                .map(|(key, why)| format!("tier {name}: {key}: damaged: {why}")),
-        );
         faults
     }
 
@@ -284,10 +274,16 @@ impl Durable {
         gone.map(what).collect()
     }
 
+    /// Whether something of generation `g`, here or at a part, may be as good as ever and cannot be read now.
+    fn is_out_of_reach(&self, g: &Listed) -> bool {
+        let is_shut = |d: &Durable| !d.catalogue.unread.is_empty() || !d.catalogue.locked.is_empty();
+        let mut parts = g.record.parts.iter().filter_map(|p| self.parts.get(&p.tag));
+        self.catalogue.is_out_of_reach(g) || parts.any(is_shut)
+    }
+
     /// Numbers of the generations that are whole and can be read.
     pub fn readable(&self) -> Vec<u64> {
-        let can_be = |g: &&Listed| !self.catalogue.is_out_of_reach(g);
-        let whole = self.catalogue.whole().into_iter().filter(can_be);
+        let whole = self.catalogue.whole().into_iter().filter(|g| !self.is_out_of_reach(g));
         whole.map(|g| g.manifest.generation).collect()
     }
 

@@ -485,7 +485,10 @@ fn one_dead(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let (a, b) = (directory(&job, user, "a")?, directory(&job, user, "b")?);
     target(&mut job, place, &(pfs("a", &a) + &pfs("b", &b)), "2")?;
     io("remove", std::fs::remove_dir(&a))?;
-    durable(&job)?;
+    let o = job.checkpoint_raw(&["--level", "durable"])?;
+    want(o.status.success() && text(&o).contains("note: tier a: "), || {
+        format!("with one tier of two: {}: {}", show(o.status), text(&o))
+    })?;
     want(!packs(&b).is_empty(), || "nothing on the other tier".into())?;
     directory(&job, user, "a")?;
     durable(&job)?;
