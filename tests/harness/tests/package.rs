@@ -16,7 +16,7 @@ type Test = fn(&Place) -> Result<(), Failure>;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What must be in each package.
-const FILES: [&str; 34] = [
+const FILES: [&str; 35] = [
     "usr/bin/belay",
     "usr/libexec/belay/belay-inject",
     "usr/libexec/belay/belay-restorer",
@@ -34,6 +34,7 @@ const FILES: [&str; 34] = [
     "usr/share/belay/python/belay.py",
     "usr/share/doc/belay/docs/histories.md",
     "usr/share/doc/belay/capi/examples/reverse.c",
+    "usr/share/doc/belay/examples/heat.c",
     "usr/share/man/man1/belay.1.gz",
     "usr/share/man/man1/belay-launch.1.gz",
     "usr/share/bash-completion/completions/belay",

@@ -18,10 +18,10 @@ const BEATS: [&str; 2] = ["beat", "beat.below"];
 /// Restarts of the solver.
 const DEATHS: u64 = 8;
 /// What the program declares is made use of.
-const ACCESS: [&str; 2] = ["--access", "deferred"];
+pub(super) const ACCESS: [&str; 2] = ["--access", "deferred"];
 
 /// Bytes that the newest generation has left out.
-fn left_out(job: &Job) -> Result<u64, Failure> {
+pub(super) fn left_out(job: &Job) -> Result<u64, Failure> {
     left_out_of(&job.status()?)
 }
 

@@ -26,8 +26,8 @@ const VELOC: &str = "scratch = SCRATCH\npersistent = DURABLE\nmax_versions = 2\n
 const FTI: &str = "[Basic]\nHead = 0\nCkpt_dir = SCRATCH # of the node\nGlbl_dir\t= DURABLE\nCkpt_L1 = 0.002\n\
                    Ckpt_L4 = 0.007\nInline_L2 = 0\nkeep_last_ckpt = 0\n[Restart]\nFailure = 0\n";
 
-/// Has a compiler of Open MPI make `to` of `from`, with the headers of the interfaces and the library.
-fn make(place: &Place, compiler: &str, options: &[&str], from: &[PathBuf], to: &Path) -> Result<(), Failure> {
+/// Has a compiler make `to` of `from`, with the headers of the interfaces and the library.
+pub(super) fn make(place: &Place, compiler: &str, options: &[&str], from: &[PathBuf], to: &Path) -> Result<(), Failure> {
     let lib = library(place)?;
     let mut c = Command::new(compiler);
     c.args(["-g", "-O1", "-Wall", "-Wextra", "-Werror"]).args(options);

@@ -1,8 +1,9 @@
 //! `libbelay.so` as programs in C, Fortran and Python use it: the example, the documents, wrong use, a full disk, death
-//! at any moment, restarts by belay, and programs with the interfaces of VELOC and FTI.
+//! at any moment, restarts by belay, programs with the interfaces of VELOC and FTI, and the solvers of examples/.
 
 mod access;
 mod compat;
+mod examples;
 
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, patient, text, Job};
@@ -366,6 +367,8 @@ fn main() {
     target.by_user("closed", |_| true, access::closed);
     target.by_user("declared_in_python", |_| true, access::declared_in_python);
     target.by_user("astray", |_| true, access::astray);
+    target.by_user("heat", |_| true, examples::heat);
+    target.by_user("wave", |_| true, examples::wave);
     if am_root() && belay_tests::hosts::unavailable().is_none() {
         target.once("on_hosts", access::on_hosts);
     }
