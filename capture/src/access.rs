@@ -3,6 +3,7 @@
 //!
 //! A page that makes no sense is left alone: everything counts as alive then.
 
+pub(crate) mod report;
 pub(crate) mod sites;
 
 use belay_abi::access::{

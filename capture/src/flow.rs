@@ -1,6 +1,7 @@
 //! What the application waits for: [`take`] reads as a table of contents, a function for each phase.
 
-use crate::access::sites::Wanted;
+use crate::access::report;
+use crate::access::sites::{Program, Wanted};
 use crate::clock::{boottime_ns, monotonic_ns, Clock};
 use crate::error::CaptureError;
 use crate::gate::{self, Shut};
@@ -38,6 +39,8 @@ use crate::Options;
 use crate::Snapshot;
 use crate::Tracking;
 use belay_abi::inject::ThreadTable;
+use belay_access::site::Reach;
+use belay_image::manifest::Declared;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
 use belay_image::{
     blobs::{BlobRef, BlobWriter},
@@ -81,7 +84,7 @@ pub(crate) fn take(
 
     // Lives longer than what holds the processes: who waits at a gate runs when it opens.
     let shut = come_to_rest(order, &mut clock)?;
-    let wanted = wait_at_sites(order, tracking)?;
+    let (wanted, declared) = wait_at_sites(order, tracking)?;
     let (job, begin) = suspend(order, &mut clock)?;
     host.look_at_clocks(&mut blobs)?;
     // While all stand: nobody waits any more when they go on, or after a restart.
@@ -131,6 +134,7 @@ pub(crate) fn take(
         processes: u32::try_from(processes).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         notes: descriptors.notes.clone(),
+        declared,
         descriptors,
         code: tracking.code.clone(),
         save_code: order.options.save_code,
@@ -156,16 +160,21 @@ fn come_to_rest(order: Order<'_>, clock: &mut Clock<'_>) -> Result<Option<Shut>,
     Ok(Some(shut))
 }
 
-/// Where programs have declared what their loops do, has them wait before one at which little is alive.
-fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<Option<Wanted>, CaptureError> {
-    // Where libraries are at rest already, processes that wait for each other cannot come there.
-    // Nor where processes on other hosts, which they may wait for, are stopped at other moments.
+/// Where programs have declared what their loops do, has them wait before one at which little is alive, and says what is
+/// alive at all of them.
+fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<(Option<Wanted>, Option<Declared>), CaptureError> {
     let reach = match order.options.access {
-        Access::LeaveOut(reach) if !order.gate && order.group.is_none() && tracking.declares && !order.options.hold => reach,
-        _ => return Ok(None),
+        Access::LeaveOut(reach) if tracking.declares => reach,
+        Access::Watch if tracking.declares => Reach::All,
+        _ => return Ok((None, None)),
     };
     let listing = Listing::make(agent(), &gate::outside(&order.options.outside))?;
-    Ok(Some(Wanted::ask(listing.processes.iter().map(|(pid, ..)| *pid), reach)))
+    let programs = Program::find(listing.processes.iter().map(|(pid, ..)| *pid), reach);
+    let declared = report::of(&programs);
+    // Where libraries are at rest already, processes that wait for each other cannot come there.
+    // Nor where processes on other hosts, which they may wait for, are stopped at other moments.
+    let may_wait = order.options.access != Access::Watch && !order.gate && order.group.is_none() && !order.options.hold;
+    Ok((may_wait.then(|| Wanted::ask(programs, reach)), declared))
 }
 
 /// Stops every task; since when.

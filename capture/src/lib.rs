@@ -34,7 +34,7 @@ use crate::flow::Order;
 use crate::memory::{code, family, mappings, snapshot, writing};
 use belay_access::site::Reach;
 use belay_image::extents;
-use belay_image::manifest::FileEntry;
+use belay_image::manifest::{Declared, FileEntry};
 use belay_image::model::Job;
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{checksum, BLOB_FILE, JOB_FILE};
@@ -109,6 +109,8 @@ pub struct Snapshot {
     pub threads: u32,
     /// What will not be the same after a restart, for the user.
     pub notes: Vec<String>,
+    /// What the programs have declared of their loops lately.
+    pub declared: Option<Declared>,
     /// How the memory was taken,
     pub mode: headroom::Mode,
     /// and why so.

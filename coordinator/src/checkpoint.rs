@@ -131,6 +131,7 @@ impl Writing {
                 stops: 0,
             },
             left_out: None,
+            declared: snapshot.declared.take(),
         };
         let (notes, gated) = (snapshot.notes.clone(), snapshot.gated);
         let ended_meanwhile = ended.is_none() && snapshot.root_had_ended;

@@ -100,6 +100,9 @@ pub struct Description {
     /// Only where no instruction of a program lies between the stop and the loop that overwrites it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub certain: bool,
+    /// It is stored, but what could be left out is told.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
     /// The last restart was to go on whatever instructions the processor lacks; for the parts on other hosts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub any_cpu: bool,
@@ -251,6 +254,7 @@ impl Description {
             save_code: true,
             leave_out: true,
             certain: false,
+            report: false,
             any_cpu: false,
             log_level: "info".into(),
             metrics: None,
@@ -259,6 +263,11 @@ impl Description {
             astray: false,
             wait_status: None,
         }
+    }
+
+    /// Whether programs are asked what their loops do.
+    pub(crate) fn hears(&self) -> bool {
+        self.leave_out || self.report
     }
 
     /// Most bytes that the checkpoints may take now, where there is a limit.

@@ -129,9 +129,9 @@ impl Generation {
 
     /// As the status document shows it. What may lie on other hosts is not missing.
     pub fn status(&self) -> GenerationStatus {
-        let damaged = |damage| GenerationStatus {
+        let damaged = |damage: String| GenerationStatus {
             generation: self.number,
-            damage: Some(damage),
+            damage: Some(damage.into()),
             ..GenerationStatus::default()
         };
         self.held_anywhere().map_or_else(damaged, |m| status(&m))
@@ -369,6 +369,7 @@ mod tests {
                 stops: 1,
             },
             left_out: None,
+            declared: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The manifest: the list of a generation's files, written last. A generation without a valid manifest does not exist.
 
+use crate::name::Name;
 use crate::{checksum, files, ImageError, FORMAT_VERSION};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -32,6 +33,30 @@ pub struct Taken {
     pub stops: u32,
 }
 
+/// What programs have declared of their loops (`docs/access.md`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Declared {
+    /// Bytes of the datasets.
+    pub bytes: u64,
+    /// What is alive of them where each process is stopped at its best site.
+    pub at_best: u64,
+    /// How many sites there are.
+    pub sites: u32,
+    /// Those at which least is alive, the best first.
+    pub best: Vec<DeclaredSite>,
+}
+
+/// A place of loops.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeclaredSite {
+    /// As the program calls it.
+    pub name: Name,
+    /// How often processes have come there lately.
+    pub visits: u64,
+    /// Bytes of datasets that were alive then, on average.
+    pub alive: u64,
+}
+
 /// A committed generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -59,6 +84,9 @@ pub struct Manifest {
     /// (`docs/access.md`); none where all is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<u64>,
+    /// What programs had declared of their loops when it was taken, on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Declared>,
     /// Why only a sample of the pages was looked for by their contents, where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<String>,
@@ -168,6 +196,7 @@ mod tests {
         Manifest {
             taken: None,
             left_out: None,
+            declared: None,
             without_hashes: None,
             generation: 3,
             time_unix_s: 1,

@@ -6,7 +6,7 @@ use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::format::{Screen, Tone};
 use crate::progress::Show;
-use crate::{export, format, inspect, manual, report, start};
+use crate::{declared, export, format, inspect, manual, report, start};
 use belay_coordinator::config::{Config, Use};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
 use belay_coordinator::redundancy::Redundancy;
@@ -324,7 +324,9 @@ fn generations_text(generations: &[GenerationStatus], screen: Option<Screen>) ->
     }
     let tones: Vec<Tone> = generations.iter().map(tone).collect();
     let state = heads.iter().position(|head| *head == STATE).unwrap_or(0);
-    format::table_on(screen, &heads, &rows, (state, &tones))
+    let table = format::table_on(screen, &heads, &rows, (state, &tones));
+    let newest = generations.iter().rev().find_map(|g| g.declared.as_deref());
+    table + &newest.map_or_else(String::new, |d| format!("\n{}", declared::text(d, screen)))
 }
 
 const STATE: &str = "state";
@@ -560,7 +562,7 @@ mod tests {
         };
         let of = |damage: Option<&str>, tiers: &[OnTier]| {
             tone(&GenerationStatus {
-                damage: damage.map(str::to_owned),
+                damage: damage.map(Into::into),
                 tiers: tiers.to_vec(),
                 ..GenerationStatus::default()
             })

@@ -1,6 +1,6 @@
 //! `belay inspect`: what an image holds, as text.
 
-use crate::format;
+use crate::{declared, format};
 use belay_coordinator::jobdir::{become_owner, JOB};
 use belay_coordinator::{generations, sys, Failure};
 use belay_image::manifest::{Manifest, MANIFEST_FILE};
@@ -122,6 +122,11 @@ fn directory(dir: &Path) -> Result<String, Failure> {
             "  {} left out: the programs have declared that they overwrite it",
             format::bytes(bytes)
         );
+    }
+    if let Some(d) = generations::status(&m).declared {
+        out += &declared::text(&d, None)
+            .lines()
+            .fold(String::new(), |all, line| all + "  " + line + "\n");
     }
     let phases: Vec<String> = m
         .phases_ms

@@ -8,6 +8,7 @@
 mod cli;
 mod client;
 mod commands;
+mod declared;
 mod export;
 mod format;
 mod inspect;

@@ -75,6 +75,7 @@ impl Scratch {
         let manifest = Manifest {
             taken: None,
             left_out: None,
+            declared: None,
             without_hashes: None,
             generation: number,
             time_unix_s: 1_000_000 + number,

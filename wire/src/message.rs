@@ -180,6 +180,9 @@ pub struct GenerationStatus {
     /// Bytes that were not stored, because the programs have declared that they overwrite them; none where all is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<u64>,
+    /// What the programs had declared of their loops, where they are asked for it; absent in a job's first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Box<DeclaredStatus>>,
     /// Why only a sample of the pages was looked for by their contents (`--differential`), where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<Box<str>>,
@@ -187,7 +190,7 @@ pub struct GenerationStatus {
     pub whole: bool,
     /// What is wrong with it, when it is not whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub damage: Option<String>,
+    pub damage: Option<Box<str>>,
     /// What of it is each host's, where the job has more than one: `ranks`, `threads`, `bytes` and `new_bytes` are
     /// those of all that are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -195,6 +198,30 @@ pub struct GenerationStatus {
     /// Which tier holds what of it. The job directory is called `job`.
     #[serde(default)]
     pub tiers: Vec<OnTier>,
+}
+
+/// What programs have declared of their loops, and what checkpoints could leave out by it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DeclaredStatus {
+    /// Bytes of the datasets.
+    pub bytes: u64,
+    /// What is alive of them where each process is stopped at its best site.
+    pub at_best: u64,
+    /// How many sites there are.
+    pub sites: u32,
+    /// Those at which least is alive, the best first: ten at most.
+    pub best: Vec<DeclaredSite>,
+}
+
+/// A place of loops.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DeclaredSite {
+    /// As the program calls it.
+    pub name: String,
+    /// How often processes have come there lately.
+    pub visits: u64,
+    /// Bytes of datasets that were alive then, on average.
+    pub alive: u64,
 }
 
 /// What one host has in a generation.

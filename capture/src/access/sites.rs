@@ -2,7 +2,7 @@
 //! alive.
 
 use super::{datasets, own, words, WORD};
-use belay_abi::access::{Page, GONE_ON, MARKS, RING};
+use belay_abi::access::{self as abi, Page, GONE_ON, MARKS, MOST, RING};
 use belay_access::shape::Shape;
 use belay_access::site::{cheapest, sites, Costs, Reach, Site};
 use belay_access::trace::{decode, Event, Loop, Record};
@@ -26,6 +26,70 @@ const LOSS_PER_S: f64 = 0.01;
 /// A site at which more than this share of what is alive anywhere is, is not worth a wait.
 const WORTH: f64 = 0.9;
 
+/// A program that declares its loops, and the sites of those that it has begun lately.
+pub(crate) struct Program {
+    pid: i32,
+    page: Shared,
+    /// Bytes of its datasets.
+    pub(crate) bytes: u64,
+    pub(crate) sites: Vec<Site>,
+}
+
+impl Program {
+    /// Those of processes `pids` that do. `reach`: which loops are to decide what is alive.
+    pub(crate) fn find(pids: impl Iterator<Item = i32>, reach: Reach) -> Vec<Self> {
+        pids.filter_map(|pid| Self::look(pid, reach)).collect()
+    }
+
+    fn look(pid: i32, reach: Reach) -> Option<Self> {
+        let maps = proc::maps(pid).ok()?;
+        let page = own(pid, &maps).ok()??.open().ok()?;
+        // Nothing that it says is used any more.
+        if half(&page, offset_of!(Page, faults)).load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let declared = datasets(&page);
+        Some(Self {
+            pid,
+            bytes: declared.values().map(Shape::bytes).fold(0, u64::saturating_add),
+            sites: sites(&declared, &recent(&page), reach),
+            page,
+        })
+    }
+
+    /// The name of site `number`, ended by a zero byte where it is shorter.
+    pub(crate) fn name(&self, number: u32) -> Option<[u8; size_of::<abi::Site>()]> {
+        let at = (number as usize).checked_sub(1).filter(|at| *at < MOST)?;
+        let words: [u64; size_of::<abi::Site>() / WORD] = self.page.words(offset_of!(Page, sites) + at * size_of::<abi::Site>());
+        let mut name = [0; size_of::<abi::Site>()];
+        for (to, word) in name.chunks_exact_mut(WORD).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        Some(name)
+    }
+
+    /// The site at which it should be stopped, where that is worth a wait.
+    fn choose(&self, reach: Reach, ticks_per_s: f64) -> Option<Site> {
+        let costs = Costs {
+            bytes_per_s: BYTES_PER_S,
+            loss_per_s: LOSS_PER_S,
+            ticks_per_s,
+            delay: (LIMIT_S / 2.0 * ticks_per_s) as u64,
+        };
+        let anywhere = match reach {
+            Reach::All => {
+                let visits: u64 = self.sites.iter().map(|s| s.visits).sum();
+                let alive: f64 = self.sites.iter().map(|s| s.alive as f64 * s.visits as f64).sum();
+                alive / visits as f64
+            }
+            // Where nobody waits all of it counts as alive.
+            Reach::Next => self.bytes as f64,
+        };
+        let best = cheapest(&self.sites, &costs)?;
+        (best.alive as f64 <= WORTH * anywhere).then_some(best)
+    }
+}
+
 /// A checkpoint is wanted at chosen sites. Dropped, it is not any more, and who waits goes on.
 pub(crate) struct Wanted {
     pages: Vec<Shared>,
@@ -34,21 +98,18 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Asks the processes to wait at their cheapest sites, and waits until they do, or long enough.
-    pub(crate) fn ask(pids: impl Iterator<Item = i32>, reach: Reach) -> Self {
+    /// Asks the programs to wait at their cheapest sites, and waits until they do, or long enough.
+    pub(crate) fn ask(programs: Vec<Program>, reach: Reach) -> Self {
         let mut all = Self {
             pages: Vec::new(),
             since: None,
         };
         let mut speed = None;
-        for pid in pids {
-            let maps = proc::maps(pid).unwrap_or_default();
-            let found = own(pid, &maps).and_then(|page| page.map(|page| page.open()).transpose());
-            let Ok(Some(page)) = found else { continue };
+        for program in programs {
             let ticks_per_s = *speed.get_or_insert_with(ticks_per_s);
-            if let Some(site) = choose(&page, reach, ticks_per_s) {
-                tracing::debug!(pid, ?site, "a checkpoint is wanted there");
-                all.want(page, site.site);
+            if let Some(site) = program.choose(reach, ticks_per_s) {
+                tracing::debug!(pid = program.pid, ?site, "a checkpoint is wanted there");
+                all.want(program.page, site.site);
             }
         }
         all.wait();
@@ -96,29 +157,6 @@ impl Drop for Wanted {
 
 fn half(page: &Shared, at: usize) -> &AtomicU32 {
     page.half(at)
-}
-
-/// The site at which the program of a page should be stopped, where that is worth a wait.
-fn choose(page: &Shared, reach: Reach, ticks_per_s: f64) -> Option<Site> {
-    let declared = datasets(page);
-    let all = sites(&declared, &recent(page), reach);
-    let costs = Costs {
-        bytes_per_s: BYTES_PER_S,
-        loss_per_s: LOSS_PER_S,
-        ticks_per_s,
-        delay: (LIMIT_S / 2.0 * ticks_per_s) as u64,
-    };
-    let anywhere = match reach {
-        Reach::All => {
-            let visits: u64 = all.iter().map(|s| s.visits).sum();
-            let alive: f64 = all.iter().map(|s| s.alive as f64 * s.visits as f64).sum();
-            alive / visits as f64
-        }
-        // Where nobody waits all of it counts as alive.
-        Reach::Next => declared.values().map(Shape::bytes).sum::<u64>() as f64,
-    };
-    let best = cheapest(&all, &costs)?;
-    (best.alive as f64 <= WORTH * anywhere).then_some(best)
 }
 
 /// The loops that the program has begun lately, as far as they are known.

@@ -148,7 +148,7 @@ impl Agent {
             hold: wanted.then_stop,
             gate: self.gated,
             gate_limit: self.description.config.gate.limit(),
-            access: match (self.description.leave_out, wanted.leave_out) {
+            access: match (self.description.hears(), wanted.leave_out) {
                 (false, _) => Access::Off,
                 (true, false) => Access::Watch,
                 (true, true) => Access::leave_out(self.description.certain),

@@ -209,7 +209,7 @@ impl Agent {
                         tell: self.telling.is_some(),
                         era: self.addresses.0.era(),
                         gate_ms: self.gate_ms(),
-                        declared: self.description.leave_out,
+                        declared: self.description.hears(),
                         leave_out: wanted.leave_out,
                     });
                     self.take_part((number, number * STEPS), wanted, self.telling.is_some())

@@ -3,7 +3,7 @@
 use super::{name, sync_dir, Generation};
 use crate::{sys, Failure};
 use belay_abi::histories::TEMPORARY;
-use belay_image::manifest::{FileEntry, Manifest, Taken, MANIFEST_FILE};
+use belay_image::manifest::{Declared, FileEntry, Manifest, Taken, MANIFEST_FILE};
 use belay_image::sections;
 use belay_storage::session::Session;
 use belay_wire::{GenerationStatus, Phase};
@@ -38,6 +38,8 @@ pub struct Facts {
     pub taken: Taken,
     /// Bytes that were not stored, where programs have declared that they are not needed.
     pub left_out: Option<u64>,
+    /// What programs have declared of their loops.
+    pub declared: Option<Declared>,
 }
 
 /// A duration in milliseconds.
@@ -82,6 +84,7 @@ impl Draft {
             threads: facts.threads,
             taken: Some(facts.taken.clone()),
             left_out: facts.left_out,
+            declared: facts.declared.clone(),
             without_hashes: session.why_without().map(str::to_owned),
             bytes: own + memory,
             new_bytes: own + session.new_bytes(),

@@ -1,8 +1,8 @@
 //! What the status document says of a generation.
 
 use super::Generation;
-use belay_image::manifest::Manifest;
-use belay_wire::{GenerationStatus, HostShare, Level, SnapshotStatus};
+use belay_image::manifest::{self, Declared, Manifest};
+use belay_wire::{DeclaredSite, DeclaredStatus, GenerationStatus, HostShare, Level, SnapshotStatus};
 
 /// As the status document shows a whole generation with manifest `m`.
 pub fn status(m: &Manifest) -> GenerationStatus {
@@ -24,12 +24,27 @@ pub fn status(m: &Manifest) -> GenerationStatus {
             })
         }),
         left_out: m.left_out,
+        declared: m.declared.as_ref().map(declared),
         without_hashes: m.without_hashes.as_deref().map(Into::into),
         whole: true,
         damage: None,
         hosts: Vec::new(),
         tiers: Vec::new(),
     }
+}
+
+fn declared(d: &Declared) -> Box<DeclaredStatus> {
+    let site = |s: &manifest::DeclaredSite| DeclaredSite {
+        name: s.name.to_string(),
+        visits: s.visits,
+        alive: s.alive,
+    };
+    Box::new(DeclaredStatus {
+        bytes: d.bytes,
+        at_best: d.at_best,
+        sites: d.sites,
+        best: d.best.iter().map(site).collect(),
+    })
 }
 
 /// Adds to `status`, that of the root of generation `g`, what the parts of the job have of it.

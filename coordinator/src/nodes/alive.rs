@@ -265,6 +265,7 @@ mod tests {
                 threads: 1,
                 taken: None,
                 left_out: None,
+                declared: None,
                 without_hashes: None,
                 bytes: 0,
                 new_bytes: 0,

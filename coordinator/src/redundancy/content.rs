@@ -335,6 +335,7 @@ mod tests {
         let manifest = Manifest {
             taken: None,
             left_out: None,
+            declared: None,
             without_hashes: None,
             generation: 1,
             time_unix_s: 1,

@@ -240,7 +240,7 @@ fn here(dir: &JobDir, g: &Generation, homes: &mut Homes) -> GenerationStatus {
     let own = status.bytes;
     generations::add_parts(&mut status, g);
     let (local, lacking) = local::holdings(dir.path(), g, homes);
-    let damage = status.damage.or(lacking);
+    let damage = status.damage.or(lacking.map(Into::into));
     let on = OnTier {
         tier: "job".into(),
         kind: "local".into(),

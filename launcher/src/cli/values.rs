@@ -20,6 +20,8 @@ pub(crate) enum Access {
     Deferred,
     /// Less: what the loop overwrites before which it is stopped
     Certain,
+    /// All of it is stored, and belay status says what could be left out
+    Report,
     /// All of it is stored
     Off,
 }

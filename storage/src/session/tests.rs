@@ -215,6 +215,7 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
     let m = Manifest {
         taken: None,
         left_out: None,
+        declared: None,
         without_hashes: None,
         generation: 1,
         time_unix_s: 0,

@@ -26,9 +26,13 @@ pub(super) fn left_out(job: &Job) -> Result<u64, Failure> {
 }
 
 fn left_out_of(status: &serde_json::Value) -> Result<u64, Failure> {
+    Ok(newest(status)?["left_out"].as_u64().unwrap_or(0))
+}
+
+/// The newest generation.
+fn newest(status: &serde_json::Value) -> Result<&serde_json::Value, Failure> {
     let newest = status["generations"].as_array().and_then(|all| all.last());
-    let newest = newest.ok_or_else(|| format!("no generations: {status}"))?;
-    Ok(newest["left_out"].as_u64().unwrap_or(0))
+    newest.ok_or_else(|| format!("no generations: {status}"))
 }
 
 /// Bytes of an array of the solver.
@@ -87,6 +91,52 @@ pub(super) fn certain(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fa
         want(is_own, || format!("{how}: ended by {end}: {said}"))?;
     }
     Ok(())
+}
+
+/// What could be left out is told, and with `report` nothing is.
+pub(super) fn reported(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_solver.c");
+    let program = compile(place, &source, &format!("reported.{}", user.name()), CHECKED)?;
+    let argv = [program.display().to_string()];
+    for how in ["report", "deferred"] {
+        let mut job = Job::new(place, &format!("reported.{how}.{}", user.name()), user)?;
+        job.launch(&["--access", how].map(String::from), &argv)?;
+        job.progress(LIMIT)?;
+        job.checkpoint()?;
+        want(newest(&job.status()?)?["declared"].is_null(), || {
+            "loops of before the first".into()
+        })?;
+        best_is_told(&mut job, how, rng)?;
+        let dir = job.dir().display().to_string();
+        for argv in [&["status", &dir][..], &["list", &dir], &["inspect", &dir]] {
+            let said = text(&output(job.belay(argv), LIMIT)?);
+            let is_told = said.contains("declared arrays: 8.0 MiB") && said.contains("before loop");
+            want(is_told, || format!("{argv:?}: {said}"))?;
+        }
+        job.crash_and_restart(LIMIT)?;
+        job.verdict(false, LIMIT)?;
+    }
+    Ok(())
+}
+
+/// Takes checkpoints until the program has begun loops enough for the best one to be known.
+fn best_is_told(job: &mut Job, how: &str, rng: &mut Rng) -> Result<(), Failure> {
+    let mut status = serde_json::Value::Null;
+    for _ in 0..8 {
+        somewhere(job, rng)?;
+        job.checkpoint()?;
+        status = job.status()?;
+        let of = newest(&status)?;
+        want(how == "deferred" || of["left_out"].is_null(), || format!("left out: {of}"))?;
+        let told = &of["declared"];
+        let alive = |n: &serde_json::Value| (ARRAY..ARRAY * 11 / 10).contains(&n.as_u64().unwrap_or(0));
+        let best = &told["best"][0];
+        if best["name"] == "first" && alive(&best["alive"]) && alive(&told["at_best"]) {
+            let is_whole = told["bytes"] == ARRAY * 4 && told["sites"] == 3 && best["visits"].as_u64() > Some(2);
+            return want(is_whole, || told.to_string());
+        }
+    }
+    Err(format!("what is best is not told: {status}"))
 }
 
 /// What a program has declared comes out of a complete generation as files, and of another one it does not.

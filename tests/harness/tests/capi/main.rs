@@ -362,6 +362,7 @@ fn main() {
     target.by_user("rolled_back", |_| true, rolled_back);
     target.by_user("declared", |_| true, access::declared);
     target.by_user("certain", |_| true, access::certain);
+    target.by_user("reported", |_| true, access::reported);
     target.by_user("exported", |_| true, access::exported);
     target.by_user("turns", |_| true, access::turns);
     target.by_user("closed", |_| true, access::closed);
