@@ -39,7 +39,6 @@ use crate::Options;
 use crate::Snapshot;
 use crate::Tracking;
 use belay_abi::inject::ThreadTable;
-use belay_access::site::Reach;
 use belay_image::manifest::Declared;
 use belay_image::model::{AgentIdentity, Job, KernelPages, Process, Processor};
 use belay_image::{
@@ -164,17 +163,20 @@ fn come_to_rest(order: Order<'_>, clock: &mut Clock<'_>) -> Result<Option<Shut>,
 /// alive at all of them.
 fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<(Option<Wanted>, Option<Declared>), CaptureError> {
     let reach = match order.options.access {
-        Access::LeaveOut(reach) if tracking.declares => reach,
-        Access::Watch if tracking.declares => Reach::All,
+        Access::LeaveOut(reach) | Access::Watch(reach) if tracking.declares => reach,
         _ => return Ok((None, None)),
     };
     let listing = Listing::make(agent(), &gate::outside(&order.options.outside))?;
-    let programs = Program::find(listing.processes.iter().map(|(pid, ..)| *pid), reach);
-    let declared = report::of(&programs);
+    let mut programs = Program::find(listing.processes.iter().map(|(pid, ..)| *pid), reach);
     // Where libraries are at rest already, processes that wait for each other cannot come there.
     // Nor where processes on other hosts, which they may wait for, are stopped at other moments.
-    let may_wait = order.options.access != Access::Watch && !order.gate && order.group.is_none() && !order.options.hold;
-    Ok((may_wait.then(|| Wanted::ask(programs, reach)), declared))
+    let leaves_out = matches!(order.options.access, Access::LeaveOut(_));
+    let may_wait = leaves_out && !order.gate && order.group.is_none() && !order.options.hold;
+    if may_wait {
+        Program::choose(&mut programs, reach);
+    }
+    let declared = report::of(&programs);
+    Ok((may_wait.then(|| Wanted::ask(programs)), declared))
 }
 
 /// Stops every task; since when.
@@ -414,7 +416,7 @@ fn copy(
     let (plan, gauges) = headroom::Plan::make(&drafts, session, (order.options.writers, hold))?;
     plan.apply(session);
     let access = match order.options.access {
-        Access::LeaveOut(_) if hold => Access::Watch,
+        Access::LeaveOut(reach) if hold => Access::Watch(reach),
         access => access,
     };
     let children = snapshot::take(job, &areas, &drafts, (session, tracking), (&plan, access))?;

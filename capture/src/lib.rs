@@ -79,16 +79,22 @@ pub struct Options {
 pub enum Access {
     /// It is stored.
     Off,
-    /// It is stored, and programs are asked to record what they do to it.
-    Watch,
+    /// It is stored, and programs are asked to record what they do to it; which loops would decide otherwise.
+    Watch(Reach),
     /// What they overwrite before they read it is not stored.
     LeaveOut(Reach),
 }
 
 impl Access {
-    /// Data may be left out; `certain`: only what the loops overwrite before which the processes are stopped.
-    pub fn leave_out(certain: bool) -> Self {
-        Access::LeaveOut(if certain { Reach::Next } else { Reach::All })
+    /// Programs are heard, and data may be left out; `certain`: only what the loops overwrite before which the processes
+    /// are stopped.
+    pub fn listen(leave_out: bool, certain: bool) -> Self {
+        let reach = if certain { Reach::Next } else { Reach::All };
+        if leave_out {
+            Access::LeaveOut(reach)
+        } else {
+            Access::Watch(reach)
+        }
     }
 }
 

@@ -55,6 +55,8 @@ pub struct DeclaredSite {
     pub visits: u64,
     /// Bytes of datasets that were alive then, on average.
     pub alive: u64,
+    /// Processes that were asked to wait there for the checkpoint.
+    pub chosen: u32,
 }
 
 /// A committed generation.

@@ -15,9 +15,18 @@ pub(crate) fn text(d: &DeclaredStatus, screen: Option<Screen>) -> String {
     let rows: Vec<Vec<String>> = d
         .best
         .iter()
-        .map(|s| vec![s.name.clone(), s.visits.to_string(), format::bytes(s.alive), of_all(s.alive)])
+        .map(|s| {
+            vec![
+                s.name.clone(),
+                s.visits.to_string(),
+                format::bytes(s.alive),
+                of_all(s.alive),
+                s.chosen.to_string(),
+            ]
+        })
         .collect();
-    out += &format::table_on(screen, &["before loop", ">visits", ">alive", ">of all"], &rows, (0, &[]));
+    let heads = ["before loop", ">visits", ">alive", ">of all", ">waited for"];
+    out += &format::table_on(screen, &heads, &rows, (0, &[]));
     let more = (d.sites as usize).saturating_sub(d.best.len());
     if more > 0 {
         out += &format!(
@@ -39,6 +48,7 @@ mod tests {
             name: name.into(),
             visits: 120,
             alive,
+            chosen: u32::from(name == "second"),
         };
         let d = DeclaredStatus {
             bytes: 8 << 20,
@@ -54,7 +64,7 @@ mod tests {
         );
         assert_eq!((lines.len(), lines[4]), (5, "and 3 more loops"));
         let words: Vec<&str> = lines[3].split_whitespace().collect();
-        assert_eq!(words, ["second", "120", "8.0", "MiB", "100", "%"]);
-        assert!(!said.contains('\x1b') && lines[2].contains("loop") && lines[2].ends_with("25 %"));
+        assert_eq!(words, ["second", "120", "8.0", "MiB", "100", "%", "1"]);
+        assert!(!said.contains('\x1b') && lines[2].contains("loop") && lines[2].ends_with(" 0"));
     }
 }

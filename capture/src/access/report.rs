@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 /// So many sites are told.
 const MOST: usize = 10;
 
-/// Of one program: bytes of its datasets, and each site with its name, visits, and what is alive there.
-type Told = (u64, Vec<(Vec<u8>, u64, u64)>);
+/// Of one program: bytes of its datasets, and its sites.
+type Told = (u64, Vec<DeclaredSite>);
 
 /// What `programs` have declared; none where no loop of theirs is known.
 pub(crate) fn of(programs: &[Program]) -> Option<Declared> {
@@ -20,7 +20,12 @@ fn told(program: &Program) -> Told {
     let site = |site: &belay_access::site::Site| {
         let name = program.name(site.site)?;
         let name = name.split(|b| *b == 0).next().unwrap_or_default();
-        Some((name.to_vec(), site.visits, site.alive))
+        Some(DeclaredSite {
+            name: name.into(),
+            visits: site.visits,
+            alive: site.alive,
+            chosen: u32::from(program.chosen == Some(site.site)),
+        })
     };
     (program.bytes, program.sites.iter().filter_map(site).collect())
 }
@@ -28,26 +33,26 @@ fn told(program: &Program) -> Told {
 /// What is alive at a site is so in all programs that have it; of the others it is everything.
 fn summary(all: &[Told]) -> Option<Declared> {
     let bytes = all.iter().fold(0u64, |sum, (bytes, _)| sum.saturating_add(*bytes));
-    let mut sites: BTreeMap<&[u8], (u64, u64)> = BTreeMap::new();
+    let mut sites: BTreeMap<&[u8], DeclaredSite> = BTreeMap::new();
     let mut at_best = bytes;
     for (own, told) in all {
-        for (name, visits, alive) in told {
-            let site = sites.entry(name).or_insert((0, bytes));
-            site.0 = site.0.saturating_add(*visits);
-            site.1 = site.1.saturating_sub(own.saturating_sub(*alive));
+        for one in told {
+            let none = || DeclaredSite {
+                name: one.name.clone(),
+                visits: 0,
+                alive: bytes,
+                chosen: 0,
+            };
+            let site = sites.entry(one.name.as_bytes()).or_insert_with(none);
+            site.visits = site.visits.saturating_add(one.visits);
+            site.alive = site.alive.saturating_sub(own.saturating_sub(one.alive));
+            site.chosen = site.chosen.saturating_add(one.chosen);
         }
-        let least = told.iter().map(|(.., alive)| *alive).min().unwrap_or(*own);
+        let least = told.iter().map(|one| one.alive).min().unwrap_or(*own);
         at_best = at_best.saturating_sub(own.saturating_sub(least));
     }
     let count = u32::try_from(sites.len()).unwrap_or(u32::MAX);
-    let mut best: Vec<DeclaredSite> = sites
-        .into_iter()
-        .map(|(name, (visits, alive))| DeclaredSite {
-            name: name.into(),
-            visits,
-            alive,
-        })
-        .collect();
+    let mut best: Vec<DeclaredSite> = sites.into_values().collect();
     best.sort_by_key(|site| site.alive);
     best.truncate(MOST);
     (count > 0).then_some(Declared {
@@ -62,8 +67,13 @@ fn summary(all: &[Told]) -> Option<Declared> {
 mod tests {
     use super::*;
 
-    fn site(name: &str, visits: u64, alive: u64) -> (Vec<u8>, u64, u64) {
-        (name.into(), visits, alive)
+    fn site(name: &str, visits: u64, alive: u64) -> DeclaredSite {
+        DeclaredSite {
+            name: name.into(),
+            visits,
+            alive,
+            chosen: u32::from(name == "b"),
+        }
     }
 
     #[test]
@@ -72,12 +82,11 @@ mod tests {
         let second = (50, vec![site("b", 7, 10), site("c", 1, 50)]);
         let found = summary(&[first, second]).unwrap();
         assert_eq!((found.bytes, found.at_best, found.sites), (150, 30, 3));
-        let told: Vec<(String, u64, u64)> = found.best.iter().map(|s| (s.name.to_string(), s.visits, s.alive)).collect();
-        let told: Vec<(&str, u64, u64)> = told
-            .iter()
-            .map(|(name, visits, alive)| (name.as_str(), *visits, *alive))
-            .collect();
-        assert_eq!(told, [("a", 5, 70), ("b", 12, 70), ("c", 1, 150)]);
+        let two = DeclaredSite {
+            chosen: 2,
+            ..site("b", 12, 70)
+        };
+        assert_eq!(found.best, [site("a", 5, 70), two, site("c", 1, 150)]);
     }
 
     #[test]

@@ -33,12 +33,27 @@ pub(crate) struct Program {
     /// Bytes of its datasets.
     pub(crate) bytes: u64,
     pub(crate) sites: Vec<Site>,
+    /// The number of that at which it is to be stopped.
+    pub(crate) chosen: Option<u32>,
 }
 
 impl Program {
     /// Those of processes `pids` that do. `reach`: which loops are to decide what is alive.
     pub(crate) fn find(pids: impl Iterator<Item = i32>, reach: Reach) -> Vec<Self> {
         pids.filter_map(|pid| Self::look(pid, reach)).collect()
+    }
+
+    /// Chooses where each of `all` is to be stopped, where that is worth a wait.
+    pub(crate) fn choose(all: &mut [Self], reach: Reach) {
+        if all.is_empty() {
+            return;
+        }
+        let ticks_per_s = ticks_per_s();
+        for program in all {
+            let site = program.cheapest(reach, ticks_per_s);
+            tracing::debug!(pid = program.pid, ?site, "chosen for the checkpoint");
+            program.chosen = site.map(|site| site.site);
+        }
     }
 
     fn look(pid: i32, reach: Reach) -> Option<Self> {
@@ -53,6 +68,7 @@ impl Program {
             pid,
             bytes: declared.values().map(Shape::bytes).fold(0, u64::saturating_add),
             sites: sites(&declared, &recent(&page), reach),
+            chosen: None,
             page,
         })
     }
@@ -68,8 +84,7 @@ impl Program {
         Some(name)
     }
 
-    /// The site at which it should be stopped, where that is worth a wait.
-    fn choose(&self, reach: Reach, ticks_per_s: f64) -> Option<Site> {
+    fn cheapest(&self, reach: Reach, ticks_per_s: f64) -> Option<Site> {
         let costs = Costs {
             bytes_per_s: BYTES_PER_S,
             loss_per_s: LOSS_PER_S,
@@ -98,18 +113,15 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Asks the programs to wait at their cheapest sites, and waits until they do, or long enough.
-    pub(crate) fn ask(programs: Vec<Program>, reach: Reach) -> Self {
+    /// Asks the programs to wait at the sites chosen for them, and waits until they do, or long enough.
+    pub(crate) fn ask(programs: Vec<Program>) -> Self {
         let mut all = Self {
             pages: Vec::new(),
             since: None,
         };
-        let mut speed = None;
         for program in programs {
-            let ticks_per_s = *speed.get_or_insert_with(ticks_per_s);
-            if let Some(site) = program.choose(reach, ticks_per_s) {
-                tracing::debug!(pid = program.pid, ?site, "a checkpoint is wanted there");
-                all.want(program.page, site.site);
+            if let Some(site) = program.chosen {
+                all.want(program.page, site);
             }
         }
         all.wait();

@@ -429,7 +429,7 @@ impl Child {
         }
         let reach = match wanted {
             Access::LeaveOut(reach) => Some(reach),
-            Access::Off | Access::Watch => None,
+            Access::Off | Access::Watch(_) => None,
         };
         // Also where nothing is left out: from now on the program is listened to.
         let later = Later::of(self.pid, &self.maps, reach.unwrap_or(Reach::All));

@@ -148,10 +148,9 @@ impl Agent {
             hold: wanted.then_stop,
             gate: self.gated,
             gate_limit: self.description.config.gate.limit(),
-            access: match (self.description.hears(), wanted.leave_out) {
-                (false, _) => Access::Off,
-                (true, false) => Access::Watch,
-                (true, true) => Access::leave_out(self.description.certain),
+            access: match self.description.hears() {
+                false => Access::Off,
+                true => Access::listen(wanted.leave_out, self.description.certain),
             },
         };
         self.dir.check_place()?;

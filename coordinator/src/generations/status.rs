@@ -38,6 +38,7 @@ fn declared(d: &Declared) -> Box<DeclaredStatus> {
         name: s.name.to_string(),
         visits: s.visits,
         alive: s.alive,
+        chosen: s.chosen,
     };
     Box::new(DeclaredStatus {
         bytes: d.bytes,

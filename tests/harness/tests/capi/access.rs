@@ -131,7 +131,8 @@ fn best_is_told(job: &mut Job, how: &str, rng: &mut Rng) -> Result<(), Failure> 
         let told = &of["declared"];
         let alive = |n: &serde_json::Value| (ARRAY..ARRAY * 11 / 10).contains(&n.as_u64().unwrap_or(0));
         let best = &told["best"][0];
-        if best["name"] == "first" && alive(&best["alive"]) && alive(&told["at_best"]) {
+        let is_chosen = best["chosen"] == u32::from(how == "deferred");
+        if best["name"] == "first" && is_chosen && alive(&best["alive"]) && alive(&told["at_best"]) {
             let is_whole = told["bytes"] == ARRAY * 4 && told["sites"] == 3 && best["visits"].as_u64() > Some(2);
             return want(is_whole, || told.to_string());
         }
