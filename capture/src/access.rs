@@ -26,6 +26,9 @@ use std::sync::atomic::{fence, Ordering};
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 
+/// Whether a thread of a stopped process waits for the futex at an address.
+pub(crate) type Waits<'a> = &'a dyn Fn(u64) -> bool;
+
 /// What a process has declared, as of a stop.
 #[derive(Debug)]
 pub(crate) struct Declared {
@@ -54,16 +57,16 @@ pub(crate) fn is_page(map: &Map) -> bool {
 impl Declared {
     /// What stopped process `pid` has declared, if anything, and if the agent has listened since the last checkpoint: it
     /// does from now on.
-    /// `reach`: which loops shall decide what is alive.
-    pub(crate) fn take(pid: i32, maps: &[Map], reach: Reach) -> Option<Self> {
-        let taken = own(pid, maps).and_then(|page| page.map(|page| Self::of(&page, reach)).transpose());
+    /// `reach`: which loops shall decide what is alive. `waits`: whether a thread of it waits for the futex at an address.
+    pub(crate) fn take(pid: i32, maps: &[Map], reach: Reach, waits: Waits<'_>) -> Option<Self> {
+        let taken = own(pid, maps).and_then(|page| page.map(|page| Self::of(&page, reach, waits)).transpose());
         taken.unwrap_or_else(|error| {
             tracing::warn!(pid, %error, "what the program has declared of its loops is not used");
             None
         })?
     }
 
-    fn of(own: &Own<'_>, reach: Reach) -> io::Result<Option<Self>> {
+    fn of(own: &Own<'_>, reach: Reach, waits: Waits<'_>) -> io::Result<Option<Self>> {
         let (page, address) = (own.open()?, own.map.start);
         let half = |at| page.half(at);
         let watched = half(offset_of!(Page, watched));
@@ -89,7 +92,8 @@ impl Declared {
             Reach::All => None,
             Reach::Next => {
                 let here = half(offset_of!(Page, here)).load(Ordering::Relaxed);
-                if here == 0 || here & GONE_ON != 0 {
+                // A handler of a signal may have come in between, and may have jumped out of the wait.
+                if here == 0 || here & GONE_ON != 0 || !waits(address + offset_of!(Page, want) as u64) {
                     return Ok(None);
                 }
                 Some(half(offset_of!(Page, site)).load(Ordering::Relaxed))
@@ -148,6 +152,11 @@ impl Declared {
         let head = self.page.word(offset_of!(Page, head)).load(Ordering::Acquire);
         if head != self.read {
             let found = words(&self.page, self.read, head).ok_or(Lost::Behind)?;
+            // Whoever ends the wait says so, but for a handler of a signal that has jumped out of it.
+            let ended = self.page.half(offset_of!(Page, here)).load(Ordering::Relaxed) & GONE_ON != 0;
+            if self.only.is_some() && !ended {
+                self.verdict.close();
+            }
             let mut at = 0;
             for record in decode(&found).map_err(|_| Lost::Garbled)? {
                 let words = &found[at..at + record.words];

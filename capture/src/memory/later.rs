@@ -4,7 +4,7 @@
 //! The copy of the process waits as long as that takes, but no longer than [`HORIZON`] from the stop on. What nothing
 //! has been said of by then is stored.
 
-use crate::access::Declared;
+use crate::access::{Declared, Waits};
 use crate::memory::mappings;
 use crate::memory::tracking::without;
 use crate::CaptureError;
@@ -42,8 +42,8 @@ pub(crate) struct Later {
 
 impl Later {
     /// Of a process that is stopped now, where it has declared some in memory that can be left out.
-    pub(crate) fn of(pid: i32, maps: &[Map], reach: Reach) -> Option<Self> {
-        let declared = Declared::take(pid, maps, reach)?;
+    pub(crate) fn of(pid: i32, maps: &[Map], reach: Reach, waits: Waits<'_>) -> Option<Self> {
+        let declared = Declared::take(pid, maps, reach, waits)?;
         let plain = maps.iter().filter(|m| is_plain(m)).map(|m| (m.start, m.end));
         let plain: Vec<(u64, u64)> = plain.collect();
         let mut outside = Vec::new();

@@ -2,7 +2,7 @@
 
 pub(crate) mod writers;
 
-use crate::access;
+use crate::access::{self, Waits};
 use crate::inject::{self, Area, Made};
 use crate::memory::control::ControlMemory;
 use crate::memory::copy::{covers, inherited, is_copy_of, is_whole, kill, SnapshotChild};
@@ -170,7 +170,9 @@ pub(crate) fn take(
         match Child::new(draft, area, control, *made, session, wish) {
             Ok(mut child) => {
                 child.frugal = plan.frugal;
-                tracking.declares |= child.look_at_datasets(access, plan);
+                let process = job.processes.iter().find(|p| p.pid == draft.pid);
+                let waits = |word| process.is_some_and(|p| p.tasks.iter().any(|t| t.waits && t.regs.rdi == word));
+                tracking.declares |= child.look_at_datasets(access, plan, &waits);
                 out.push(child);
             }
             Err(e) => {
@@ -422,7 +424,7 @@ impl Child {
     }
 
     /// Looks what the process has declared, and whether it may be stored later. Whether it has declared anything.
-    fn look_at_datasets(&mut self, wanted: Access, plan: &Plan) -> bool {
+    fn look_at_datasets(&mut self, wanted: Access, plan: &Plan, waits: Waits<'_>) -> bool {
         self.lacking = access::lacking(self.pid, &self.maps);
         if wanted == Access::Off {
             return false;
@@ -432,7 +434,7 @@ impl Child {
             Access::Off | Access::Watch(_) => None,
         };
         // Also where nothing is left out: from now on the program is listened to.
-        let later = Later::of(self.pid, &self.maps, reach.unwrap_or(Reach::All));
+        let later = Later::of(self.pid, &self.maps, reach.unwrap_or(Reach::All), waits);
         let may_wait = plan.mode == Mode::CopyOnWrite && self.snapshot.is_some() && !self.has_locks;
         self.later = later.filter(|_| may_wait && reach.is_some());
         self.maps.iter().any(access::is_page)

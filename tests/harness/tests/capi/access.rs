@@ -140,6 +140,25 @@ fn best_is_told(job: &mut Job, how: &str, rng: &mut Rng) -> Result<(), Failure> 
     Err(format!("what is best is not told: {status}"))
 }
 
+/// Who has jumped out of the wait is not taken for one that still waits.
+pub(super) fn jumped(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let source = repository().join("tests/programs/capi/access_jump.c");
+    let program = compile(place, &source, &format!("jumped.{}", user.name()), CHECKED)?;
+    let mut job = Job::new(place, &format!("jumped.{}", user.name()), user)?;
+    job.launch(&["--access", "certain"].map(String::from), &[program.display().to_string()])?;
+    for _ in 0..6 {
+        job.progress(LIMIT)?;
+        rng.pause(50);
+        job.checkpoint()?;
+        let left = left_out(&job)?;
+        want(left == 0, || format!("{left} bytes were left out"))?;
+    }
+    job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)?;
+    let said = job.output_text();
+    want(!said.contains("jumps: 0"), || format!("nobody has jumped: {said}"))
+}
+
 /// What a program has declared comes out of a complete generation as files, and of another one it does not.
 pub(super) fn exported(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let source = repository().join("tests/programs/capi/access_solver.c");

@@ -364,6 +364,7 @@ fn main() {
     target.by_user("certain", |_| true, access::certain);
     target.by_user("reported", |_| true, access::reported);
     target.by_user("exported", |_| true, access::exported);
+    target.by_user("jumped", |_| true, access::jumped);
     target.by_user("turns", |_| true, access::turns);
     target.by_user("closed", |_| true, access::closed);
     target.by_user("declared_in_python", |_| true, access::declared_in_python);
