@@ -133,6 +133,23 @@ fn exchanged_after(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
     goes_on(&mut job, &[])
 }
 
+/// What is changed in the library says nothing of its build: the one of the checkpoint is used.
+fn patched(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "patched", user)?;
+    let files = Files::lay(&job, place)?;
+    files.launch(&mut job, &[], true)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let then = io("look at the library", FileIdentity::of(&files.libc))?;
+    let mut libc = io("read", fs::read(&files.libc))?;
+    // Who executes this does not live long.
+    libc[0x2000..].fill(0xcc);
+    files.put(&files.libc, &libc)?;
+    let now = io("look at the library", FileIdentity::of(&files.libc))?;
+    want(then.accepts(&now), || format!("{now:?} instead of {then:?}"))?;
+    goes_on(&mut job, &[])
+}
+
 /// The same, read on demand.
 fn exchanged_lazily(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "lazily", user)?;
@@ -232,8 +249,9 @@ fn not_stored(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("code", &["mem_code"]);
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 9] = [
         ("exchanged_after", exchanged_after),
+        ("patched", patched),
         ("exchanged_lazily", exchanged_lazily),
         ("exchanged_before", |place, user, _| {
             exchanged_meanwhile(false, &[], place, user)
