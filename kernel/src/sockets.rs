@@ -1,6 +1,6 @@
 //! Sockets: addresses and options as the kernel writes them, messages with what comes beside their data.
 
-use crate::plain::Plain;
+use crate::plain::{bytes_of, Plain};
 use crate::{check, length};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -11,6 +11,12 @@ const ADDRESS_MAX: usize = size_of::<libc::sockaddr_storage>();
 const CONTROL_WORDS: usize = 512;
 /// A message's sender, where SO_PASSPIDFD is set.
 const SCM_PIDFD: i32 = 4;
+/// What netfilter takes and gives by `setsockopt` and `getsockopt` begins here.
+const FILTER_TABLES: i32 = 64;
+const FLOW_LABELS: i32 = 32;
+const MCAST_MSFILTER: i32 = 48;
+const TCP_ZEROCOPY_RECEIVE: i32 = 35;
+const TCP_AO_GET_KEYS: i32 = 41;
 /// Bytes of an instruction of a filter (`struct sock_filter`).
 pub const INSTRUCTION: usize = 8;
 
@@ -49,18 +55,36 @@ pub fn connect(fd: impl AsFd, address: &[u8]) -> io::Result<()> {
     check(unsafe { libc::connect(fd.as_fd().as_raw_fd(), at.cast(), len) }.into()).map(drop)
 }
 
-/// Refuses options whose length does not count bytes: the kernel would write more than there is room for. See [`filter`].
-fn counts_bytes(level: i32, option: i32) -> io::Result<()> {
-    if (level, option) == (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER) {
-        return Err(io::ErrorKind::InvalidInput.into());
+/// Refuses options of which the kernel would write elsewhere than into the bytes of `value`: those that hold addresses
+/// (TCP_ZEROCOPY_RECEIVE, tables of packet filters), whose length counts no bytes (see [`filter`]) or one of several
+/// elements (TCP_AO_GET_KEYS), or that are written where they are set (IPV6_FLOWLABEL_MGR). Of other levels nothing is known.
+fn is_only_bytes(level: i32, option: i32, value: &[u8]) -> io::Result<()> {
+    let known = match level {
+        libc::SOL_SOCKET => ![libc::SO_ATTACH_FILTER, libc::SO_ATTACH_REUSEPORT_CBPF].contains(&option),
+        libc::IPPROTO_IP => option < FILTER_TABLES && option != libc::IP_MSFILTER,
+        libc::IPPROTO_IPV6 => ![FLOW_LABELS, FILTER_TABLES].contains(&option),
+        libc::IPPROTO_TCP => ![TCP_ZEROCOPY_RECEIVE, TCP_AO_GET_KEYS].contains(&option),
+        libc::IPPROTO_UDP | libc::IPPROTO_UDPLITE | libc::SOL_NETLINK => true,
+        _ => false,
+    };
+    let lists = [libc::IPPROTO_IP, libc::IPPROTO_IPV6].contains(&level) && option == MCAST_MSFILTER;
+    match known && (!lists || has_room(value)) {
+        true => Ok(()),
+        false => Err(io::ErrorKind::InvalidInput.into()),
     }
-    Ok(())
+}
+
+/// Whether a `struct group_filter` has room for as many senders as it says: the kernel looks at no more than that.
+fn has_room(value: &[u8]) -> bool {
+    const HEAD: usize = 144;
+    let count = value.get(HEAD - 4..).and_then(|rest| rest.first_chunk());
+    count.is_none_or(|count| (value.len() - HEAD) / ADDRESS_MAX >= u32::from_ne_bytes(*count) as usize)
 }
 
 /// Reads an option of type `T`; what the kernel does not write is zero.
 pub fn option<T: Plain>(fd: impl AsFd, level: i32, option: i32) -> io::Result<T> {
-    counts_bytes(level, option)?;
     let mut value = T::zero();
+    is_only_bytes(level, option, bytes_of(std::slice::from_ref(&value)))?;
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` has `len` bytes, and any bytes are valid in it.
     check(unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len) }.into())?;
@@ -70,7 +94,7 @@ pub fn option<T: Plain>(fd: impl AsFd, level: i32, option: i32) -> io::Result<T>
 /// Reads an option of any length into `buf`: the part that has been written.
 pub fn option_into(fd: impl AsFd, level: i32, option: i32, buf: &mut [u8]) -> io::Result<&[u8]> {
     let mut len = libc::socklen_t::try_from(buf.len()).map_err(io::Error::other)?;
-    counts_bytes(level, option)?;
+    is_only_bytes(level, option, buf)?;
     // SAFETY: `buf` has `len` bytes.
     check(unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), level, option, buf.as_mut_ptr().cast(), &raw mut len) }.into())?;
     Ok(&buf[..(len as usize).min(buf.len())])
@@ -78,13 +102,12 @@ pub fn option_into(fd: impl AsFd, level: i32, option: i32, buf: &mut [u8]) -> io
 
 /// Sets an option of type `T`.
 pub fn set_option<T: Plain>(fd: impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
-    let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is valid for reading its size.
-    check(unsafe { libc::setsockopt(fd.as_fd().as_raw_fd(), level, option, (&raw const *value).cast(), len) }.into()).map(drop)
+    set_option_bytes(fd, level, option, bytes_of(std::slice::from_ref(value)))
 }
 
 /// Sets an option from bytes as [`option_into`] has read them.
 pub fn set_option_bytes(fd: impl AsFd, level: i32, option: i32, raw: &[u8]) -> io::Result<()> {
+    is_only_bytes(level, option, raw)?;
     let len = raw.len() as libc::socklen_t;
     // SAFETY: `raw` is valid for reading its length.
     check(unsafe { libc::setsockopt(fd.as_fd().as_raw_fd(), level, option, raw.as_ptr().cast(), len) }.into()).map(drop)
@@ -344,6 +367,31 @@ mod tests {
         );
         send(&a, &[7; 5000], (&[], None), None).unwrap();
         assert!(peek_all_but_last_byte(&b, 5000).is_err_and(|e| e.raw_os_error() == Some(libc::EFAULT)));
+    }
+
+    #[test]
+    fn options_that_write_elsewhere_are_refused() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut from = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (to, _) = listener.accept().unwrap();
+        std::io::Write::write_all(&mut from, b"elsewhere").unwrap();
+        let mut elsewhere = [0u8; 16];
+        let mut zerocopy = [0u8; 64];
+        zerocopy[24..32].copy_from_slice(&(elsewhere.as_mut_ptr() as u64).to_ne_bytes());
+        zerocopy[32..36].copy_from_slice(&16i32.to_ne_bytes());
+        let refused = |e: io::Error| e.kind() == io::ErrorKind::InvalidInput && e.raw_os_error().is_none();
+        assert!(option_into(&to, libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, &mut zerocopy).is_err_and(refused));
+        assert_eq!(elsewhere, [0; 16]);
+        for (level, number) in [(283, 4), (276, 2), (libc::IPPROTO_IPV6, FLOW_LABELS)] {
+            assert!(set_option_bytes(&to, level, number, &[0; 64]).is_err_and(refused));
+        }
+        // As many senders as there is room for.
+        let mut group = [0u8; 144 + 2 * ADDRESS_MAX];
+        let mut asked = |count: u32| {
+            group[140..144].copy_from_slice(&count.to_ne_bytes());
+            option_into(&to, libc::IPPROTO_IP, MCAST_MSFILTER, &mut group).map(drop)
+        };
+        assert!(asked(3).is_err_and(refused) && !asked(2).is_err_and(refused));
     }
 
     #[test]
