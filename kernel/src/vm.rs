@@ -1,6 +1,7 @@
 //! Memory of another process: `process_vm_readv` and `process_vm_writev`, and writing through `/proc/PID/mem`, which a
 //! tracer may do whatever the protection.
 
+use crate::kcmp;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -53,8 +54,21 @@ pub fn read_elements(pid: i32, addr: u64, element: usize, buf: &mut [u8]) -> io:
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes all of `data` at `addr` of process `pid`, where it may write itself. A partial write is an error.
+/// An error where the memory of process or thread `pid` is that of the caller: no values of its own are written by their
+/// addresses.
+fn is_another(pid: i32) -> io::Result<()> {
+    let own = std::process::id().cast_signed();
+    // SAFETY: takes numbers only, and signals nobody: it tells whether there is such a thread of this process.
+    let thread = || unsafe { libc::syscall(libc::SYS_tgkill, own, pid, 0) } == 0;
+    match kcmp::compare(pid, own, kcmp::Object::Vm).map_or_else(|_| thread(), std::cmp::Ordering::is_eq) {
+        true => Err(io::ErrorKind::InvalidInput.into()),
+        false => Ok(()),
+    }
+}
+
+/// Writes all of `data` at `addr` of process `pid`, another one, where it may write itself. A partial write is an error.
 pub fn write(pid: i32, addr: u64, data: &[u8]) -> io::Result<()> {
+    is_another(pid)?;
     let local = libc::iovec {
         iov_base: data.as_ptr().cast_mut().cast(),
         iov_len: data.len(),
@@ -68,8 +82,9 @@ pub fn write(pid: i32, addr: u64, data: &[u8]) -> io::Result<()> {
     whole(n, data.len())
 }
 
-/// Writes equal pieces of `data` to `addrs` of process `pid`, where it may write itself.
+/// Writes equal pieces of `data` to `addrs` of process `pid`, another one, where it may write itself.
 pub fn write_each(pid: i32, addrs: &[u64], data: &[u8]) -> io::Result<()> {
+    is_another(pid)?;
     let Some(piece) = data.len().checked_div(addrs.len()) else {
         return Ok(());
     };
@@ -177,26 +192,32 @@ impl Drop for FileAt {
 
 /// Access to the memory of a traced process through `/proc/PID/mem`.
 #[derive(Debug)]
-pub struct Memory(File);
+pub struct Memory {
+    file: File,
+    is_own: bool,
+}
 
 impl Memory {
     /// Opens the memory of `pid` for reading and writing.
     pub fn open(pid: i32) -> io::Result<Self> {
-        std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(format!("/proc/{pid}/mem"))
-            .map(Self)
+        let path = format!("/proc/{pid}/mem");
+        Ok(Self {
+            file: std::fs::OpenOptions::new().read(true).write(true).open(path)?,
+            is_own: is_another(pid).is_err(),
+        })
     }
 
     /// Reads exactly `buf.len()` bytes at `addr`.
     pub fn read(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buf, addr)
+        self.file.read_exact_at(buf, addr)
     }
 
-    /// Writes all of `data` at `addr`, also to pages mapped without write permission.
+    /// Writes all of `data` at `addr`, also to pages mapped without write permission, where it is not the caller's own.
     pub fn write(&self, addr: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(data, addr)
+        if self.is_own {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.file.write_all_at(data, addr)
     }
 }
 
@@ -204,23 +225,51 @@ impl Memory {
 mod tests {
     use super::*;
 
+    /// What a process sees that has a copy of this one's memory.
+    fn in_a_copy(see: impl FnOnce(i32)) {
+        let waits = || loop {
+            std::thread::park();
+        };
+        let child = crate::apart::child(waits).unwrap();
+        see(child.pid());
+        crate::signals::kill(child.pid(), libc::SIGKILL);
+        child.wait(0).unwrap();
+    }
+
     #[test]
     fn pieces_are_written_and_read_each_at_its_place() {
-        let pid = std::process::id().cast_signed();
-        let mut places = vec![[0u8; 64]; 3000];
-        let addrs: Vec<u64> = places.iter_mut().rev().map(|p| p.as_mut_ptr() as u64 + 8).collect();
+        let places = vec![[0u8; 64]; 3000];
+        let addrs: Vec<u64> = places.iter().rev().map(|p| p.as_ptr() as u64 + 8).collect();
         let data: Vec<u8> = (0..3000 * 24).map(|i: u32| (i % 251) as u8).collect();
-        write_each(pid, &addrs, &data).unwrap();
-        for (place, piece) in places.iter().rev().zip(data.chunks(24)) {
-            assert_eq!((&place[..8], &place[8..32], &place[32..]), (&[0; 8][..], piece, &[0; 32][..]));
+        in_a_copy(|pid| {
+            write_each(pid, &addrs, &data).unwrap();
+            let mut there = vec![[0u8; 64]; 3000];
+            read(pid, places.as_ptr() as u64, there.as_flattened_mut()).unwrap();
+            for (place, piece) in there.iter().rev().zip(data.chunks(24)) {
+                assert_eq!((&place[..8], &place[8..32], &place[32..]), (&[0; 8][..], piece, &[0; 32][..]));
+            }
+            let mut back = vec![0; data.len()];
+            read_each(pid, &addrs, &mut back).unwrap();
+            assert!(back == data);
+            let mut with_bad = addrs.clone();
+            with_bad[2000] = 16;
+            assert!(write_each(pid, &with_bad, &data).is_err() && read_each(pid, &with_bad, &mut back).is_err());
+            assert!(write_each(pid, &[], &[]).is_ok() && read_each(pid, &[], &mut []).is_ok());
+        });
+    }
+
+    #[test]
+    fn memory_of_its_own_is_written_by_nobody() {
+        let place = Box::new(7u64);
+        let at = std::ptr::from_ref(place.as_ref()) as u64;
+        // SAFETY: takes nothing and cannot fail.
+        let own = [std::process::id().cast_signed(), unsafe { libc::gettid() }];
+        for own in own {
+            let refused = |done: io::Result<()>| done.is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput);
+            assert!(refused(write(own, at, &[1; 8])) && refused(write_each(own, &[at], &[1; 8])));
+            assert!(refused(Memory::open(own).unwrap().write(at, &[1; 8])));
         }
-        let mut back = vec![0; data.len()];
-        read_each(pid, &addrs, &mut back).unwrap();
-        assert!(back == data);
-        let mut with_bad = addrs;
-        with_bad[2000] = 16;
-        assert!(write_each(pid, &with_bad, &data).is_err() && read_each(pid, &with_bad, &mut back).is_err());
-        assert!(write_each(pid, &[], &[]).is_ok() && read_each(pid, &[], &mut []).is_ok());
+        assert_eq!(std::hint::black_box(*place), 7);
     }
 
     #[test]
