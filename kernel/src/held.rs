@@ -4,6 +4,7 @@
 //! be killed, and nobody else may write to it: so each shared page has a private one before it for its links, and the
 //! list is made before any word is held.
 
+use crate::place::maps_no_more;
 use belay_abi::control::{Control, WAITERS};
 use belay_abi::PAGE;
 use std::io;
@@ -32,6 +33,7 @@ unsafe impl Sync for SharedPage {}
 impl SharedPage {
     /// Maps the first page of `file`, which must have one for as long as the value lives.
     pub fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
+        maps_no_more(file, PAGE)?;
         let (read_write, page) = (libc::PROT_READ | libc::PROT_WRITE, PAGE as usize);
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -39,7 +41,7 @@ impl SharedPage {
         let mapped = |at: *mut libc::c_void| NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED);
         let base = mapped(base).ok_or_else(io::Error::last_os_error)?;
         let whole = Self { base };
-        // SAFETY: the second page of the mapping just made, to which nothing refers yet.
+        // SAFETY: the second page of the mapping just made, to which nothing refers yet; this one is no longer.
         let shared = unsafe {
             libc::mmap(
                 base.as_ptr().add(page).cast(),

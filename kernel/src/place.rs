@@ -28,6 +28,16 @@ pub fn map(at: Option<u64>, bytes: u64, prot: i32, flags: i32, file: Option<Borr
     Ok(at as u64)
 }
 
+/// An error where a mapping of `bytes` of `file` would be longer than that: one of huge pages has whole ones only.
+pub(crate) fn maps_no_more(file: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
+    let of = rustix::fs::fstatfs(file)?;
+    let page = of.f_bsize.cast_unsigned();
+    match of.f_type == libc::HUGETLBFS_MAGIC && !bytes.is_multiple_of(page) {
+        true => Err(io::Error::other(format!("its pages have {page} bytes"))),
+        false => Ok(()),
+    }
+}
+
 /// Private memory of this process by its address, which stays when the value goes, and in which no reference leads.
 #[derive(Debug)]
 pub struct Area(Memory);
@@ -56,7 +66,8 @@ impl Area {
     pub fn replace(&self, at: u64, bytes: u64, file: BorrowedFd<'_>) -> io::Result<()> {
         let (read_write, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let to = self.part(at, bytes)?;
-        // SAFETY: the part lies inside, where no reference leads.
+        maps_no_more(file, bytes)?;
+        // SAFETY: the part lies inside, where no reference leads, and the mapping is no longer.
         let made = unsafe { libc::mmap(to, bytes as usize, read_write, flags, file.as_raw_fd(), 0) };
         check(made as libc::c_long).map(drop)
     }
@@ -125,6 +136,28 @@ mod tests {
         area.small().ok();
         area.unmap();
         assert!(!crate::pages::are_mapped(start, 1 << 12));
+    }
+
+    #[test]
+    fn huge_pages_take_no_place_outside() {
+        use rustix::fs::MemfdFlags;
+        use std::os::fd::AsFd;
+        // Not every kernel has them, and none need be free: they are set aside at a first use.
+        let huge = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::memfd_create(c"belay-huge", huge) else {
+            return;
+        };
+        const HUGE: u64 = 2 << 20;
+        rustix::fs::ftruncate(&file, HUGE).unwrap();
+        let area = Area::map(None, 3 * HUGE, libc::MAP_NORESERVE).unwrap();
+        let at = area.range().start.next_multiple_of(HUGE);
+        for bytes in [1 << 12, HUGE - 1] {
+            let why = area.replace(at, bytes, file.as_fd()).unwrap_err();
+            assert_eq!(why.to_string(), "its pages have 2097152 bytes");
+        }
+        assert!(crate::held::SharedPage::map(file.as_fd()).is_err());
+        assert!(crate::shared::Shared::map(file.as_fd(), 1 << 12).is_err());
+        area.unmap();
     }
 
     #[test]

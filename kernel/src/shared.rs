@@ -1,5 +1,6 @@
 //! Memory shared with another process, which may write to it at any time.
 
+use crate::place::maps_no_more;
 use belay_abi::words::{self, Words};
 use belay_abi::{access, index, restore};
 use std::io;
@@ -177,6 +178,7 @@ impl Deref for Shared {
 impl Shared {
     /// Maps the first `bytes` of `file`, which must have them for as long as the value lives.
     pub fn map(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        maps_no_more(file, bytes as u64)?;
         Self::mapped(bytes, libc::MAP_SHARED, file.as_raw_fd())
     }
 
