@@ -31,6 +31,8 @@ unsafe impl Plain for u8 {}
 // SAFETY: as above.
 unsafe impl Plain for u16 {}
 // SAFETY: as above.
+unsafe impl Plain for i16 {}
+// SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
@@ -40,18 +42,7 @@ unsafe impl Plain for i32 {}
 unsafe impl Plain for i64 {}
 // SAFETY: nothing lies between the elements of an array.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
-// SAFETY: two integers of the same size.
-unsafe impl Plain for libc::timeval {}
-// SAFETY: eight single bytes, then integers of four.
-unsafe impl Plain for libc::tcp_info {}
-// SAFETY: as above.
-unsafe impl Plain for libc::linger {}
-// SAFETY: as above.
-unsafe impl Plain for libc::sembuf {}
-// SAFETY: as above.
-unsafe impl Plain for libc::ucred {}
-
-/// Structures of the tables for other programs, with all their fields.
+/// Structures of the kernel and of the tables for other programs, with all their fields.
 macro_rules! plain {
     ($kind:ty { $($field:ident),* $(,)? }) => {
         // SAFETY: all fields are plain, and as long together as the structure: that is looked at below.
@@ -65,6 +56,14 @@ macro_rules! plain {
     };
 }
 
+plain!(libc::timeval { tv_sec, tv_usec });
+plain!(libc::linger { l_onoff, l_linger });
+plain!(libc::sembuf {
+    sem_num,
+    sem_op,
+    sem_flg
+});
+plain!(libc::ucred { pid, uid, gid });
 plain!(inject::Mark {
     pid,
     tid,

@@ -5,6 +5,7 @@ use crate::noise::{NoiseError, Secure, TREE};
 use belay_kernel::{numbers, sockets};
 use serde::{de::DeserializeOwned, Serialize};
 use std::io::{self, Read, Write};
+use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
@@ -188,9 +189,11 @@ impl Link {
 
     /// Whether the kernel at the other end acknowledges what it is sent, which it does for a process that gets no processor too.
     fn host_answers(&self) -> io::Result<bool> {
-        let info: libc::tcp_info = sockets::option(numbers::lend(self.raw())?, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-        let acknowledged = Duration::from_millis(info.tcpi_last_ack_recv.into());
-        Ok(info.tcpi_retransmits < UNANSWERED || acknowledged <= SILENCE)
+        const LAST: usize = offset_of!(libc::tcp_info, tcpi_last_ack_recv);
+        let info: [u8; size_of::<libc::tcp_info>()] = sockets::option(&self.stream, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+        let last = u32::from_ne_bytes([info[LAST], info[LAST + 1], info[LAST + 2], info[LAST + 3]]);
+        let retransmits = info[offset_of!(libc::tcp_info, tcpi_retransmits)];
+        Ok(retransmits < UNANSWERED || Duration::from_millis(last.into()) <= SILENCE)
     }
 
     /// Waits for readiness, `limit` at most.
