@@ -10,7 +10,7 @@ use belay_abi::PAGE;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 
@@ -22,6 +22,8 @@ pub const MOST: usize = 1024;
 #[derive(Debug)]
 pub struct SharedPage {
     base: NonNull<u8>,
+    /// A list leads through the links in the private page.
+    is_linked: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to the value alone, and what is in it is read and written by atomic operations or,
@@ -40,7 +42,10 @@ impl SharedPage {
         let base = unsafe { libc::mmap(std::ptr::null_mut(), 2 * page, read_write, private, -1, 0) };
         let mapped = |at: *mut libc::c_void| NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED);
         let base = mapped(base).ok_or_else(io::Error::last_os_error)?;
-        let whole = Self { base };
+        let whole = Self {
+            base,
+            is_linked: AtomicBool::new(false),
+        };
         // SAFETY: the second page of the mapping just made, to which nothing refers yet; this one is no longer.
         let shared = unsafe {
             libc::mmap(
@@ -120,17 +125,40 @@ pub struct Holder {
     end: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     /// What the kernel reads when the thread ends: it goes after the thread.
-    _list: (Box<Head>, Vec<Arc<SharedPage>>),
+    _list: (Box<Head>, Linked),
+}
+
+/// Pages whose links are those of one list alone, as long as this lives.
+struct Linked(Vec<Arc<SharedPage>>);
+
+impl Linked {
+    fn take(pages: Vec<Arc<SharedPage>>) -> io::Result<Self> {
+        let mut taken = Self(Vec::with_capacity(pages.len()));
+        for page in pages {
+            if page.is_linked.swap(true, Ordering::AcqRel) {
+                return Err(io::Error::from_raw_os_error(libc::EBUSY));
+            }
+            taken.0.push(page);
+        }
+        Ok(taken)
+    }
+}
+
+impl Drop for Linked {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|page| page.is_linked.store(false, Ordering::Release));
+    }
 }
 
 impl Holder {
-    /// One for the words at these places in each of `pages`. It holds none of them yet.
+    /// One for the words at these places in each of `pages`, which no other one may have. It holds none of them yet.
     pub fn new(pages: Vec<Arc<SharedPage>>, words: [usize; 2]) -> io::Result<Self> {
         if pages.len() > MOST {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
         let of_page = |page: &Arc<SharedPage>| words.map(|at| page.link(at));
-        let links: Vec<*mut Link> = pages.iter().flat_map(of_page).collect();
+        let pages = Linked::take(pages)?;
+        let links: Vec<*mut Link> = pages.0.iter().flat_map(of_page).collect();
         let mut head = Box::new(Head {
             first: std::ptr::null_mut(),
             offset: PAGE.cast_signed(),
@@ -139,7 +167,7 @@ impl Holder {
         let last = std::ptr::from_mut(head.as_mut());
         let nexts = links.iter().skip(1).copied().chain([last.cast()]);
         for (link, next) in links.iter().zip(nexts) {
-            // SAFETY: a place in a private page, where nothing but this link is.
+            // SAFETY: a place in a private page, where nothing but this link is: no other list leads through it.
             unsafe { link.write(Link { next }) };
         }
         head.first = links.first().copied().unwrap_or(last.cast());
@@ -199,7 +227,6 @@ mod tests {
     use crate::futex;
     use belay_abi::control::{is_held, Word, DIED};
     use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     fn memory() -> OwnedFd {
@@ -244,6 +271,18 @@ mod tests {
         assert_eq!(waits.join().unwrap(), WAITERS | DIED);
         // Neither held nor waited for: as it was.
         assert_eq!(words(&pages[0])[0].value.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_page_is_in_one_list() {
+        let (page, other) = (map(&memory()), map(&memory()));
+        let held = holder(std::slice::from_ref(&page));
+        let again = |pages: &[&Arc<SharedPage>]| Holder::new(pages.iter().map(|p| Arc::clone(p)).collect(), [0, 8]);
+        for pages in [&[&other, &page][..], &[&other, &other]] {
+            assert_eq!(again(pages).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        }
+        drop(held);
+        again(&[&other, &page]).unwrap();
     }
 
     #[test]
