@@ -5,6 +5,7 @@
 //! however large the caller is. [`fork`] and [`child`]: it has a copy, and may allocate.
 
 use crate::check;
+use crate::pages::Pages;
 use rustix::fs::MemfdFlags;
 use rustix::process::{waitpid, Pid, Signal, WaitOptions};
 use std::fs::File;
@@ -14,22 +15,47 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Room for the stack of such a process.
 const STACK_BYTES: usize = 256 << 10;
+const PAGE: usize = 4096;
+/// The status of a process whose work has panicked, as of a program.
+const PANICKED: i32 = 101;
+
+/// A stack that ends at a page which nobody may touch.
+struct Stack(Pages);
+
+impl Stack {
+    fn new() -> io::Result<Self> {
+        let pages = Pages::new(PAGE + STACK_BYTES)?;
+        // SAFETY: the first page of the mapping just made, which nothing refers to.
+        check(unsafe { libc::mprotect(pages.base().as_ptr().cast(), PAGE, libc::PROT_NONE) }.into())?;
+        Ok(Self(pages))
+    }
+
+    fn top(&self) -> *mut libc::c_void {
+        self.0.base().as_ptr().wrapping_add(PAGE + STACK_BYTES).cast()
+    }
+}
 
 /// Runs `work` there. It must neither allocate nor take a lock: another thread of a killed caller may have held it for ever.
+/// It is an error when it panics. Where it ends in the middle, this process ends too: what it was about to change is half
+/// changed.
 pub fn run<W: FnMut()>(work: &mut W) -> io::Result<()> {
-    extern "C" fn begin<W: FnMut()>(work: *mut libc::c_void) -> i32 {
+    struct Task<'a, W> {
+        work: &'a mut W,
+        returned: Option<bool>,
+    }
+    extern "C" fn begin<W: FnMut()>(task: *mut libc::c_void) -> i32 {
         // SAFETY: `run` passes its own exclusive reference and waits.
-        let work = unsafe { &mut *work.cast::<W>() };
-        work();
+        let task = unsafe { &mut *task.cast::<Task<'_, W>>() };
+        task.returned = Some(catch_unwind(AssertUnwindSafe(&mut *task.work)).is_ok());
         0
     }
-    let mut stack = vec![0u128; STACK_BYTES / size_of::<u128>()];
-    let top = stack.as_mut_ptr_range().end.cast();
+    let stack = Stack::new()?;
+    let mut task = Task { work, returned: None };
     let blocked = Blocked::all()?;
-    let arg = std::ptr::from_mut(work).cast();
+    let arg = (&raw mut task).cast();
     // SAFETY: the child runs on a stack of its own that lives until it has ended: with CLONE_VFORK the caller waits for
     // it. It raises no signal when it ends.
-    let pid = check(unsafe { libc::clone(begin::<W>, top, libc::CLONE_VM | libc::CLONE_VFORK, arg) }.into());
+    let pid = check(unsafe { libc::clone(begin::<W>, stack.top(), libc::CLONE_VM | libc::CLONE_VFORK, arg) }.into());
     drop(blocked);
     let child = Child(pid? as i32);
     // It has ended; that somebody else has waited for it does no harm.
@@ -37,17 +63,18 @@ pub fn run<W: FnMut()>(work: &mut W) -> io::Result<()> {
         .wait(libc::__WALL)
         .is_err_and(|e| e.kind() == io::ErrorKind::Interrupted)
     {}
-    Ok(())
+    match task.returned {
+        Some(true) => Ok(()),
+        Some(false) => Err(io::Error::other("what was to be done apart has panicked")),
+        None => std::process::abort(),
+    }
 }
 
 /// Runs `work` in a copy of this process, and returns what it has to say.
 pub fn fork(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     let said = File::from(rustix::fs::memfd_create(c"belay-apart", MemfdFlags::CLOEXEC)?);
     let blocked = Blocked::all()?;
-    let child = child(|| {
-        let done = catch_unwind(AssertUnwindSafe(|| said.write_all_at(&work(), 0).is_ok()));
-        i32::from(!done.unwrap_or(false))
-    })?;
+    let child = child(|| i32::from(said.write_all_at(&work(), 0).is_err()))?;
     let status = loop {
         match child.wait(0) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -70,12 +97,13 @@ pub fn fork(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
 #[derive(Debug)]
 pub struct Child(i32);
 
-/// A copy of this process that does `work` and ends with what that returns, without what the original still has to do.
+/// A copy of this process that does `work` and ends with what that returns, or with 101 where it panics, without what the
+/// original still has to do.
 /// Where this process has other threads, `work` is system calls, or at most what the C library makes usable in a copy.
 pub fn child(work: impl FnOnce() -> i32) -> io::Result<Child> {
     // SAFETY: the child does `work` and ends without returning; the C library makes its allocator usable there.
     match check(unsafe { libc::fork() }.into())? {
-        0 => end(work()),
+        0 => end(catch_unwind(AssertUnwindSafe(work)).unwrap_or(PANICKED)),
         pid => Ok(Child(pid as i32)),
     }
 }
@@ -123,11 +151,10 @@ pub fn ended() -> io::Result<i32> {
     extern "C" fn nothing(_: *mut libc::c_void) -> i32 {
         0
     }
-    let mut stack = vec![0u128; 1024];
-    let top = stack.as_mut_ptr_range().end.cast();
+    let stack = Stack::new()?;
     // SAFETY: the child only returns, on a stack of its own that lives until then: with CLONE_VFORK the caller waits for
     // it. It raises no signal when it ends.
-    let pid = check(unsafe { libc::clone(nothing, top, libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) }.into())?;
+    let pid = check(unsafe { libc::clone(nothing, stack.top(), libc::CLONE_VM | libc::CLONE_VFORK, std::ptr::null_mut()) }.into())?;
     Ok(pid as i32)
 }
 
@@ -174,6 +201,20 @@ mod tests {
         run(&mut || (a, other) = (7, rustix::process::getpid().as_raw_pid().cast_unsigned())).unwrap();
         assert!(a == 7 && other != me);
         assert_eq!(fork(|| b"said".to_vec()).unwrap(), b"said");
+    }
+
+    #[test]
+    fn what_panics_goes_on_nowhere() {
+        assert!(run(&mut || panic!("apart")).is_err() && fork(|| panic!("apart")).is_err());
+        let child = child(|| panic!("apart")).unwrap();
+        assert_eq!(child.wait(0).unwrap(), 101 << 8);
+    }
+
+    #[test]
+    fn who_ends_in_the_middle_takes_all_with_it() {
+        let deep = |by: fn() -> ()| child(move || i32::from(run(&mut || by()).is_ok())).unwrap().wait(0).unwrap();
+        assert_eq!(deep(|| end(0)) & 0x7f, libc::SIGABRT);
+        assert_eq!(deep(|| end_by(libc::SIGKILL)) & 0x7f, libc::SIGABRT);
     }
 
     #[test]
