@@ -313,3 +313,63 @@ pub(super) fn describe(tier: &dyn Tier, key: &str) -> Result<Result<Description,
         Err(e) => Err(e),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_kernel::direct::Buffer;
+    use belay_storage::tier::{failed, Object, Put};
+    use std::io::ErrorKind;
+    use std::ops::Range;
+
+    /// A store in which this user may list another one's folder, and read nothing of it.
+    #[derive(Debug)]
+    struct Foreign;
+
+    type Of<T> = Result<T, StorageError>;
+
+    fn denied<T>(key: &str) -> Of<T> {
+        Err(failed("t", "read", key, ErrorKind::PermissionDenied.into()))
+    }
+
+    impl Tier for Foreign {
+        fn name(&self) -> &'static str {
+            "t"
+        }
+        fn put<'a>(&'a self, key: &str) -> Of<Box<dyn Put + 'a>> {
+            denied(key)
+        }
+        fn get(&self, key: &str, _: Range<u64>, _: &mut Buffer) -> Of<()> {
+            denied(key)
+        }
+        fn length(&self, key: &str) -> Of<Option<u64>> {
+            denied(key)
+        }
+        fn list(&self, _: &str) -> Of<Vec<Object>> {
+            Ok(Vec::new())
+        }
+        fn folders(&self) -> Of<Vec<String>> {
+            Ok(vec!["theirs".into()])
+        }
+        fn delete(&self, key: &str) -> Of<()> {
+            denied(key)
+        }
+        fn sync(&self) -> Of<()> {
+            Ok(())
+        }
+        fn free(&self) -> Of<Option<u64>> {
+            Ok(None)
+        }
+        fn clear(&self) -> Of<u64> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn folders_that_may_not_be_read_are_passed_over() {
+        let (found, failure) = in_store(&Foreign, &|_| false).unwrap();
+        assert!(found.is_empty() && failure.is_none());
+        // What is looked for may be there.
+        assert!(in_store(&Foreign, &|_| true).unwrap().1.is_some());
+    }
+}
