@@ -1,6 +1,7 @@
 //! Where the elements of a dataset lie.
 
 use crate::block::{Block, MAX_DIMS};
+use std::convert::Infallible;
 use thiserror::Error;
 
 /// Highest address that a program can have.
@@ -121,22 +122,40 @@ impl Shape {
 
     /// Calls `what` with each run of `block`, in ascending order.
     pub fn visit(&self, block: &Block, what: &mut impl FnMut(u64, u64)) {
-        let Some(block) = block.common(&self.whole()) else { return };
+        let Ok(()) = self.try_visit::<Infallible>(block, &mut |start, end| {
+            what(start, end);
+            Ok(())
+        });
+    }
+
+    /// The same up to the first error.
+    pub fn try_visit<E>(&self, block: &Block, what: &mut impl FnMut(u64, u64) -> Result<(), E>) -> Result<(), E> {
+        let Some(block) = block.common(&self.whole()) else {
+            return Ok(());
+        };
         let first: u64 = (0..MAX_DIMS).map(|d| block.lo[d].unsigned_abs() * self.stride[d]).sum();
         let (run, d) = self.run(&block);
-        self.runs((&block, d), self.address + first, run, MAX_DIMS, what);
+        self.runs((&block, d), self.address + first, run, MAX_DIMS, what)
     }
 
     /// The runs of the dimensions from `from` up to `below`.
-    fn runs(&self, of: (&Block, usize), at: u64, run: u64, below: usize, what: &mut impl FnMut(u64, u64)) {
+    fn runs<E>(
+        &self,
+        of: (&Block, usize),
+        at: u64,
+        run: u64,
+        below: usize,
+        what: &mut impl FnMut(u64, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (block, from) = of;
         if below == from {
             return what(at, at + run);
         }
         let d = below - 1;
         for i in 0..u64::try_from(block.hi[d] - block.lo[d]).unwrap_or(0) {
-            self.runs(of, at + i * self.stride[d], run, d, what);
+            self.runs(of, at + i * self.stride[d], run, d, what)?;
         }
+        Ok(())
     }
 }
 

@@ -92,6 +92,7 @@ fn export(args: &cli::Export) -> Result<u8, Failure> {
     }
     let text = match (done.arrays, done.left.len()) {
         (0, 0) => "no program has declared arrays (belay_access.h)\n".to_owned(),
+        (0, _) => String::new(),
         (arrays, _) => format!(
             "{arrays} arrays, {}, in {}\n",
             format::bytes(done.bytes),

@@ -1,21 +1,23 @@
 //! `belay export`: the arrays that programs have declared (`belay_access.h`), out of a generation and into files.
 
+use crate::format;
 use crate::inspect::{generation_of, look_as_owner};
 use belay_access::shape::Shape;
 use belay_coordinator::{plain, Failure};
 use belay_image::extents::{self, Extent, PAGE};
-use belay_image::manifest::Manifest;
+use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::model::{Dataset, Job, Process, VmaKind};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{ImageError, TableId, JOB_FILE};
 use belay_kernel::direct::Buffer;
 use belay_storage::chunk::Chunk;
 use belay_storage::store::Store;
+use belay_storage::tier::directory::free_bytes;
 use belay_wire::Exit;
 use serde::Serialize;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{hash_map, HashMap};
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -57,67 +59,158 @@ struct Entry {
     extent: Vec<u64>,
 }
 
+/// What one part of the job is to write.
+struct Part {
+    number: u64,
+    dir: PathBuf,
+    job: Job,
+    /// Which arrays of which processes.
+    arrays: Vec<(usize, usize, Shape)>,
+    /// Bytes that they take on a disk, at most.
+    bytes: u64,
+}
+
 /// Writes the arrays of `image`, a job (its newest generation) or the directory of a generation, into the new directory
-/// `to`: a file each, with its elements side by side, and an index.
+/// `to`: a file each, with its elements side by side, and an index. After a failure nothing of that is left.
 pub(crate) fn export(image: &Path, to: &Path) -> Result<Exported, Failure> {
     look_as_owner(image)?;
+    belay_kernel::limits::raise_descriptors();
     let root = generation_of(image)?;
-    let (mut done, mut names) = (Exported::default(), BTreeSet::new());
+    let mut done = Exported::default();
     let manifest = Manifest::read(&root)?;
+    let parts = parts(&root)?.into_iter();
+    let parts = parts.map(|(number, dir)| Part::look(number, dir, &mut done.left));
+    let parts = parts.collect::<Result<Vec<_>, Failure>>()?;
+    if parts.iter().all(|part| part.arrays.is_empty()) {
+        return Ok(done);
+    }
+    let mut made = Made::directory(to)?;
+    fits(to, parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add))?;
     let mut index = Index {
         generation: manifest.generation,
         time_unix_s: manifest.time_unix_s,
         datasets: Vec::new(),
     };
-    let parts = parts(&root)?
-        .into_iter()
-        .map(|(part, dir)| Ok((part, Generation::open(&dir)?)));
-    let parts = parts.collect::<Result<Vec<_>, Failure>>()?;
-    let has_some = |p: &Process| !p.datasets.is_empty();
-    if !parts.iter().any(|(_, g)| g.job.processes.iter().any(has_some)) {
-        return Ok(done);
+    let mut names = Names::default();
+    for part in &parts {
+        part.write(&mut made, &mut names, &mut index.datasets, &mut done)?;
     }
-    make(to)?;
-    for (part, generation) in parts {
-        for p in generation.job.processes.iter().filter(|p| has_some(p)) {
-            let mut memory = generation.memory(p)?;
-            for d in &p.datasets {
-                let shown = plain(&d.name.to_string());
-                let shape = match whole((p, d), generation.lacks) {
-                    Ok(shape) => shape,
-                    Err(why) => {
-                        done.left.push(format!("{shown} of process {}: {why}", p.pid));
-                        continue;
+    let text = serde_json::to_vec_pretty(&index);
+    let text = text.map_err(|e| Failure::new(Exit::Internal, format!("encode {INDEX}: {e}")))?;
+    let (path, mut file) = made.file(INDEX)?;
+    let written = file.write_all(&text);
+    written.map_err(|e| Failure::io(format!("write {}", path.display()), &e))?;
+    made.keep();
+    Ok(done)
+}
+
+impl Part {
+    /// Looks what there is to write, and says in `left` what cannot be.
+    fn look(number: u64, dir: PathBuf, left: &mut Vec<String>) -> Result<Self, Failure> {
+        // Something was left out, or had not come back since a restart from one in which something was.
+        let lacks = Manifest::read(&dir)?.left_out.is_some();
+        let job: Job = SectionFile::read(&dir.join(JOB_FILE))?.get_json(Kind::Job)?;
+        let (mut arrays, mut bytes) = (Vec::new(), 0u64);
+        for (process, p) in job.processes.iter().enumerate().filter(|(_, p)| !p.datasets.is_empty()) {
+            let table = table(&dir, p)?;
+            for (array, d) in p.datasets.iter().enumerate() {
+                match whole((p, d), lacks) {
+                    Ok(shape) => {
+                        bytes = bytes.saturating_add(stored(&table, &shape));
+                        arrays.push((process, array, shape));
                     }
-                };
-                let file = unused(&shown, (part, p.pid), &mut names);
-                write(&to.join(&file), &shape, &mut memory)?;
+                    Err(why) => left.push(format!("{} of process {}: {why}", plain(&d.name.to_string()), p.pid)),
+                }
+            }
+        }
+        Ok(Self {
+            number,
+            dir,
+            job,
+            arrays,
+            bytes,
+        })
+    }
+
+    fn write(&self, made: &mut Made, names: &mut Names, index: &mut Vec<Entry>, done: &mut Exported) -> Result<(), Failure> {
+        if self.arrays.is_empty() {
+            return Ok(());
+        }
+        let mut chunks = Chunks::listed(&self.dir)?;
+        for of_process in self.arrays.chunk_by(|a, b| a.0 == b.0) {
+            let Some(p) = self.job.processes.get(of_process[0].0) else {
+                continue;
+            };
+            let mut memory = Memory::of(table(&self.dir, p)?, &mut chunks);
+            for (_, array, shape) in of_process {
+                let d = &p.datasets[*array];
+                let name = plain(&d.name.to_string());
+                let file = names.unused(&name, (self.number, p.pid));
+                let (path, new) = made.file(&file)?;
+                write(&path, new, shape, &mut memory)?;
                 done.arrays += 1;
                 done.bytes += shape.bytes();
-                index.datasets.push(Entry {
+                index.push(Entry {
                     file,
-                    name: shown,
-                    part,
-                    host: generation.job.host.clone(),
+                    name,
+                    part: self.number,
+                    host: self.job.host.clone(),
                     pid: p.pid,
                     elem: d.elem,
                     extent: d.extent.clone(),
                 });
             }
         }
+        Ok(())
     }
-    let text = serde_json::to_vec_pretty(&index);
-    let text = text.map_err(|e| Failure::new(Exit::Internal, format!("encode {INDEX}: {e}")))?;
-    let path = to.join(INDEX);
-    let written = create(&path)?.write_all(&text);
-    written.map_err(|e| Failure::io(format!("write {}", path.display()), &e))?;
-    Ok(done)
 }
 
-/// A directory that was not there.
-fn make(to: &Path) -> Result<(), Failure> {
-    let made = DirBuilder::new().mode(0o700).create(to);
-    made.map_err(|e| Failure::io(format!("make {}", to.display()), &e))
+/// A directory that was not there, and what has been made in it: that goes unless it is kept.
+#[derive(Debug)]
+struct Made {
+    dir: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Made {
+    fn directory(dir: &Path) -> Result<Self, Failure> {
+        let made = DirBuilder::new().mode(0o700).create(dir);
+        made.map_err(|e| Failure::io(format!("make {}", dir.display()), &e))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            files: Vec::new(),
+        })
+    }
+
+    fn file(&mut self, name: &str) -> Result<(PathBuf, File), Failure> {
+        let path = self.dir.join(name);
+        let file = create(&path)?;
+        self.files.push(path.clone());
+        Ok((path, file))
+    }
+
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // What somebody else has put there keeps the directory.
+        self.files.iter().for_each(|path| drop(std::fs::remove_file(path)));
+        drop(std::fs::remove_dir(&self.dir));
+    }
+}
+
+/// Whether there is room for `bytes` in directory `to`.
+fn fits(to: &Path, bytes: u64) -> Result<(), Failure> {
+    let free = free_bytes(to).map_err(|e| Failure::io(format!("look how much is free in {}", to.display()), &e))?;
+    if bytes <= free {
+        return Ok(());
+    }
+    let [need, free] = [bytes, free].map(format::bytes);
+    let what = format!("{}: the arrays take {need}, of which {free} are free", to.display());
+    Err(Failure::new(Exit::DiskFull, what))
 }
 
 fn create(path: &Path) -> Result<File, Failure> {
@@ -148,23 +241,30 @@ fn parts(root: &Path) -> Result<Vec<(u64, PathBuf)>, Failure> {
     Ok(all)
 }
 
-/// A name of a file that is none of `names` yet.
-fn unused(name: &str, (part, pid): (u64, i32), names: &mut BTreeSet<String>) -> String {
-    let harmless = |c: char| {
-        if c.is_ascii_alphanumeric() || "_-".contains(c) {
-            c
-        } else {
-            '_'
+/// How many files have been given each name.
+#[derive(Debug, Default)]
+struct Names(HashMap<String, u64>);
+
+impl Names {
+    /// A name of a file that no other one has.
+    fn unused(&mut self, name: &str, (part, pid): (u64, i32)) -> String {
+        let harmless = |c: char| {
+            if c.is_ascii_alphanumeric() || "_-".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        };
+        // Without another dot: what is counted has one more.
+        let base: String = name.chars().map(harmless).collect();
+        let base = format!("{base}.{part}.{pid}");
+        let count = self.0.entry(base.clone()).or_default();
+        *count += 1;
+        match *count {
+            1 => format!("{base}.raw"),
+            n => format!("{base}.{}.raw", n - 1),
         }
-    };
-    let base: String = name.chars().map(harmless).collect();
-    let name = |n: usize| match n {
-        0 => format!("{base}.{part}.{pid}.raw"),
-        n => format!("{base}.{part}.{pid}.{n}.raw"),
-    };
-    let found = (0..).map(name).find(|name| !names.contains(name)).unwrap_or_default();
-    names.insert(found.clone());
-    found
+    }
 }
 
 /// The shape of an array of which all is stored.
@@ -184,69 +284,90 @@ fn whole((p, d): (&Process, &Dataset), lacks: bool) -> Result<Shape, String> {
             VmaKind::Anonymous { .. } | VmaKind::Heap | VmaKind::Stack | VmaKind::HugeTlb { .. }
         )
     };
+    let mut vmas = p.vmas[p.vmas.partition_point(|v| v.end <= at)..].iter();
     while at < end {
-        let found = p.vmas.iter().find(|v| (v.start..v.end).contains(&at));
-        at = found
-            .filter(|v| is_own(&v.kind))
+        at = vmas
+            .next()
+            .filter(|v| v.start <= at && is_own(&v.kind))
             .map(|v| v.end)
             .ok_or("it lies in memory of files, or that is shared")?;
     }
     Ok(shape)
 }
 
-/// Writes the elements of `shape`, the first dimension changing fastest.
-fn write(path: &Path, shape: &Shape, memory: &mut Memory<'_>) -> Result<(), Failure> {
+/// The memory of process `p`, or of the one whose memory it has.
+fn table(dir: &Path, p: &Process) -> Result<Vec<Extent>, ImageError> {
+    let owner = if p.shares_mm_with == 0 { p.pid } else { p.shares_mm_with };
+    let path = dir.join(TableId::Process(owner).file_name());
+    extents::decode(&path, SectionFile::read(&path)?.get(Kind::Extents)?)
+}
+
+/// How many bytes of `shape` are stored, at most.
+fn stored(table: &[Extent], shape: &Shape) -> u64 {
+    let ((start, end), mut found) = (shape.range(), Vec::new());
+    extents::within(table, start, end, &mut found);
+    found.iter().map(|e| e.bytes).sum::<u64>().min(shape.bytes())
+}
+
+/// Writes the elements of `shape` to the new file at `path`, the first dimension changing fastest.
+fn write(path: &Path, file: File, shape: &Shape, memory: &mut Memory<'_>) -> Result<(), Failure> {
     let fail = |e: std::io::Error| Failure::io(format!("write {}", path.display()), &e);
-    let mut file = BufWriter::new(create(path)?);
-    let mut failure = None;
-    shape.visit(&shape.whole(), &mut |start, end| {
+    let mut file = BufWriter::new(file);
+    let mut hole = 0;
+    shape.try_visit(&shape.whole(), &mut |start, end| {
         let mut at = start;
-        while at < end && failure.is_none() {
-            match memory.at(at, end) {
-                Ok(bytes) => {
+        while at < end {
+            match memory.at(at, end)? {
+                Piece::Hole(bytes) => (at, hole) = (at + bytes, hole + bytes),
+                Piece::Bytes(bytes) => {
+                    skip(&mut file, std::mem::take(&mut hole)).map_err(fail)?;
+                    file.write_all(bytes).map_err(fail)?;
                     at += bytes.len() as u64;
-                    failure = file.write_all(bytes).map_err(fail).err();
                 }
-                Err(e) => failure = Some(e.into()),
             }
         }
-    });
-    failure.map_or(Ok(()), Err)?;
-    file.flush().map_err(fail)
+        Ok::<_, Failure>(())
+    })?;
+    file.flush().map_err(fail)?;
+    file.get_ref().set_len(shape.bytes()).map_err(fail)
 }
 
-/// What one part has of a generation.
-struct Generation {
-    dir: PathBuf,
-    /// Something was left out, or had not come back since a restart from one in which something was.
-    lacks: bool,
-    job: Job,
-    chunks: HashMap<u32, Chunk>,
+/// Leaves out so many bytes, which are zero; a few are written.
+fn skip(file: &mut BufWriter<File>, bytes: u64) -> std::io::Result<()> {
+    const FEW: u64 = PAGE;
+    if bytes < FEW {
+        return std::io::copy(&mut std::io::repeat(0).take(bytes), file).map(drop);
+    }
+    let bytes = i64::try_from(bytes).map_err(std::io::Error::other)?;
+    file.seek(SeekFrom::Current(bytes)).map(drop)
 }
 
-impl Generation {
-    fn open(dir: &Path) -> Result<Self, Failure> {
-        let manifest = Manifest::read(dir)?;
-        let store = Store::of_generation(dir);
-        let open = |c| store.open(c).map(|chunk| (c.id, chunk));
+/// The chunks that a part has of a generation, opened when they are read.
+struct Chunks {
+    store: Store,
+    listed: HashMap<u32, ChunkEntry>,
+    open: HashMap<u32, Chunk>,
+}
+
+impl Chunks {
+    fn listed(dir: &Path) -> Result<Self, ImageError> {
         Ok(Self {
-            job: SectionFile::read(&dir.join(JOB_FILE))?.get_json(Kind::Job)?,
-            chunks: manifest.chunks.iter().map(open).collect::<Result<_, ImageError>>()?,
-            lacks: manifest.left_out.is_some(),
-            dir: dir.to_owned(),
+            store: Store::of_generation(dir),
+            listed: Manifest::read(dir)?.chunks.into_iter().map(|c| (c.id, c)).collect(),
+            open: HashMap::new(),
         })
     }
 
-    /// The memory of a process, or of the one whose memory it has.
-    fn memory(&self, p: &Process) -> Result<Memory<'_>, ImageError> {
-        let owner = if p.shares_mm_with == 0 { p.pid } else { p.shares_mm_with };
-        let path = self.dir.join(TableId::Process(owner).file_name());
-        let table = extents::decode(&path, SectionFile::read(&path)?.get(Kind::Extents)?)?;
-        Ok(Memory {
-            table,
-            chunks: &self.chunks,
-            window: Vec::new(),
-            from: 0,
+    fn get(&mut self, id: u32) -> Result<&Chunk, ImageError> {
+        Ok(match self.open.entry(id) {
+            hash_map::Entry::Occupied(known) => known.into_mut(),
+            hash_map::Entry::Vacant(place) => {
+                let none = || ImageError::Damaged {
+                    path: format!("chunk {id}"),
+                    reason: "it is not in the manifest".into(),
+                };
+                place.insert(self.store.open(self.listed.get(&id).ok_or_else(none)?)?)
+            }
         })
     }
 }
@@ -254,20 +375,40 @@ impl Generation {
 /// The memory of a process, of which a piece is at hand.
 struct Memory<'a> {
     table: Vec<Extent>,
-    chunks: &'a HashMap<u32, Chunk>,
+    chunks: &'a mut Chunks,
     window: Vec<u8>,
     from: u64,
 }
 
-impl Memory<'_> {
-    /// The bytes from `at` on, at least one, and none from `end` on. What is not stored is zero.
-    fn at(&mut self, at: u64, end: u64) -> Result<&[u8], ImageError> {
-        let has = |m: &Self| m.from <= at && at < m.from + m.window.len() as u64;
-        if !has(self) {
+/// A part of it.
+enum Piece<'a> {
+    /// So many bytes are not stored: they are zero.
+    Hole(u64),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Memory<'a> {
+    fn of(table: Vec<Extent>, chunks: &'a mut Chunks) -> Self {
+        Self {
+            table,
+            chunks,
+            window: Vec::new(),
+            from: 0,
+        }
+    }
+
+    /// What is from `at` on, at least one byte, and none from `end` on.
+    fn at(&mut self, at: u64, end: u64) -> Result<Piece<'_>, ImageError> {
+        let next = self.table.get(self.table.partition_point(|e| e.end() <= at));
+        let end = match next {
+            Some(e) if e.vaddr <= at => end.min(e.end()),
+            next => return Ok(Piece::Hole(next.map_or(end, |e| e.vaddr.min(end)) - at)),
+        };
+        if at < self.from || at >= self.from + self.window.len() as u64 {
             self.load(at / WINDOW * WINDOW)?;
         }
         let place = |address: u64| usize::try_from(address - self.from).unwrap_or(usize::MAX);
-        Ok(&self.window[place(at)..place(end).min(self.window.len())])
+        Ok(Piece::Bytes(&self.window[place(at)..place(end).min(self.window.len())]))
     }
 
     fn load(&mut self, from: u64) -> Result<(), ImageError> {
@@ -277,12 +418,8 @@ impl Memory<'_> {
         let (mut found, mut buf) = (Vec::new(), Buffer::default());
         extents::within(&self.table, from, from + WINDOW, &mut found);
         for e in found {
-            let none = || ImageError::Damaged {
-                path: format!("chunk {}", e.chunk),
-                reason: "it is not in the manifest".into(),
-            };
             let pages = u32::try_from(e.bytes / PAGE).unwrap_or(u32::MAX);
-            self.chunks.get(&e.chunk).ok_or_else(none)?.read(e.page, pages, &mut buf)?;
+            self.chunks.get(e.chunk)?.read(e.page, pages, &mut buf)?;
             let at = usize::try_from(e.vaddr - from).unwrap_or(usize::MAX);
             self.window[at..at + buf.len()].copy_from_slice(&buf);
         }
@@ -293,13 +430,90 @@ impl Memory<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
     fn names_are_harmless_and_each_is_used_once() {
-        let mut names = BTreeSet::new();
-        let mut of = |name| unused(name, (0, 7), &mut names);
+        let mut names = Names::default();
+        let mut of = |name| names.unused(name, (0, 7));
         assert_eq!(of("density0"), "density0.0.7.raw");
         assert_eq!(of("../x/é"), "___x__.0.7.raw");
         assert_eq!([of("a.b"), of("a/b")], ["a_b.0.7.raw", "a_b.0.7.1.raw"]);
+    }
+
+    fn place(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("belay-export-{name}-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&dir));
+        dir
+    }
+
+    #[test]
+    fn what_is_not_stored_takes_no_room() {
+        const BASE: u64 = 1 << 32;
+        const STORED: u64 = BASE + (700 << 20);
+        let mut made = Made::directory(&place("holes")).unwrap();
+        let (path, file) = made.file("chunk").unwrap();
+        let page: Vec<u8> = (0..PAGE).map(|i| (i / 8 % 251 + 1) as u8).collect();
+        file.write_all_at(&page, 0).unwrap();
+        let file = File::open(&path).unwrap();
+        let hashes = vec![belay_storage::hash(&page)];
+        let mut chunks = Chunks {
+            store: Store::of_generation(&path),
+            listed: HashMap::new(),
+            open: HashMap::from([(3, Chunk { path, file, hashes })]),
+        };
+        let extent = Extent {
+            vaddr: STORED,
+            bytes: PAGE,
+            chunk: 3,
+            page: 0,
+        };
+        let mut memory = Memory::of(vec![extent], &mut chunks);
+        let mut write_to = |name: &str, shape: &Shape| {
+            let (path, file) = made.file(name).unwrap();
+            write(&path, file, shape, &mut memory).unwrap();
+            File::open(&path).unwrap()
+        };
+        let all = Shape::dense(BASE, 8, &[1 << 27]).unwrap();
+        let written = write_to("all", &all);
+        let meta = written.metadata().unwrap();
+        assert_eq!((meta.len(), stored(&[extent], &all)), (1 << 30, PAGE));
+        assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
+        let mut back = vec![1; 3 * PAGE as usize];
+        written.read_exact_at(&mut back, STORED - BASE - PAGE).unwrap();
+        assert!(
+            back == [&vec![0; PAGE as usize], &page, &vec![0; PAGE as usize]]
+                .map(|p| p.as_slice())
+                .concat()
+        );
+        // Every second element, from one before the page on.
+        let sides = ([300, 1, 1, 1, 1], [16, 0, 0, 0, 0]);
+        let some = write_to("some", &Shape::new(STORED - 16, 8, sides.0, sides.1).unwrap());
+        let mut back = vec![0; 300 * 8];
+        some.read_exact_at(&mut back, 0).unwrap();
+        let seen: Vec<u8> = back.iter().step_by(8).copied().collect();
+        let expected = (0..300u32).map(|i| {
+            if (1..257).contains(&i) {
+                ((i - 1) * 2 % 251 + 1) as u8
+            } else {
+                0
+            }
+        });
+        assert_eq!(seen, expected.collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn a_failure_leaves_nothing() {
+        let to = place("failure");
+        let mut made = Made::directory(&to).unwrap();
+        assert!(Made::directory(&to).is_err() && to.exists());
+        made.file("a").unwrap();
+        assert!(made.file("a").is_err());
+        assert_eq!(fits(&to, u64::MAX).unwrap_err().exit, Exit::DiskFull);
+        fits(&to, 0).unwrap();
+        drop(made);
+        assert!(!to.exists());
+        Made::directory(&to).unwrap().keep();
+        std::fs::remove_dir(&to).unwrap();
     }
 }
