@@ -27,7 +27,7 @@ pub(crate) fn refusal(node: u64, failure: &Failure) -> Contribution {
         passing: failure.passing,
         not_asked: failure.not_asked,
     };
-    Contribution::failed(node, kind, &format!("on {}: {}", crate::sys::host(), failure.message))
+    Contribution::failed(node, kind, format!("on {}: {}", crate::sys::host(), failure.message))
 }
 
 /// Whether some node has not done its share; otherwise one was lost.
