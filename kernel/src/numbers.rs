@@ -4,16 +4,26 @@ use crate::check;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
+/// A number, as a descriptor for a system call: what is borrowed from it lives no longer than the value.
+#[derive(Debug, Clone, Copy)]
+pub struct Number(RawFd);
+
+impl AsFd for Number {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: it is no -1. Nothing but system calls is done with it, which answer EBADF for a number that is not open;
+        // it is never closed by who has borrowed it.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
 /// The descriptor with this number, to be handed to a system call. Nobody vouches for the number: one that is not open is
 /// an error of that call.
-pub fn lend<'a>(number: RawFd) -> io::Result<BorrowedFd<'a>> {
+pub fn lend(number: RawFd) -> io::Result<Number> {
     if number == -1 {
         // The type has no room for it.
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: it is no -1. Nothing but system calls is done with it, which answer EBADF for a number that is not open; it
-    // is never closed by who has borrowed it.
-    Ok(unsafe { BorrowedFd::borrow_raw(number) })
+    Ok(Number(number))
 }
 
 /// Duplicates `from` to exactly the number `to`, whatever has it: where a table is laid out, and nobody else owns `to`.
@@ -21,6 +31,14 @@ pub fn duplicate_to(from: impl AsFd, to: RawFd, cloexec: bool) -> io::Result<()>
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
     // SAFETY: takes numbers only; that the old descriptor is closed is what callers want.
     check(unsafe { libc::dup3(from.as_fd().as_raw_fd(), to, flags) }.into()).map(drop)
+}
+
+/// Puts what `from` refers to in place of a standard descriptor (0 to 2), which no value owns.
+pub fn replace_standard(number: RawFd, from: impl AsFd) -> io::Result<()> {
+    match (0..3).contains(&number) {
+        true => duplicate_to(from, number, false),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 /// Closes all numbers from `first` to `last`, both included: where a table is laid out, and no owner outlives that.
@@ -92,5 +110,6 @@ mod tests {
         assert_eq!(lend(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
         let none = duplicate_to(lend(1 << 29).unwrap(), 1 << 28, true);
         assert_eq!(none.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert!(replace_standard(3, lend(1 << 29).unwrap()).is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput));
     }
 }

@@ -14,7 +14,7 @@ use belay_kernel::vm;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, RawFd};
 
 /// Largest piece read at once.
 const PIECE: usize = 1 << 20;
@@ -261,7 +261,7 @@ impl Content {
         if self.stored(from)?.is_empty() {
             return Ok(());
         }
-        let map = lend(file).and_then(|file| Shared::map(file, bytes));
+        let map = lend(file).and_then(|file| Shared::map(file.as_fd(), bytes));
         let map = map.at("map it (are there enough free huge pages?)")?;
         let filled = self.fill_memory(&map, from);
         map.unmap().at("unmap it")?;

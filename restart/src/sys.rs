@@ -116,7 +116,7 @@ pub(crate) fn release_standard_descriptors() {
     };
     for fd in 0..3 {
         // Nothing here uses the descriptors that are replaced.
-        let _ = numbers::duplicate_to(&null, fd, false);
+        let _ = numbers::replace_standard(fd, &null);
     }
 }
 

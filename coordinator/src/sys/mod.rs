@@ -106,11 +106,11 @@ pub fn fill_standard_descriptors() {
     }
 }
 
-/// Puts `/dev/null` in place of descriptor `target`.
+/// Puts `/dev/null` in place of standard descriptor `target`.
 pub fn replace_by_null(target: RawFd) -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     // Whoever uses `target` goes on with the null device.
-    numbers::duplicate_to(&null, target, false)
+    numbers::replace_standard(target, &null)
 }
 
 /// A file in memory, which is not passed on to what is executed.

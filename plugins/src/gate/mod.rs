@@ -23,7 +23,7 @@ use gpu::{Gpus, Stand, Watch};
 use page::{head_of, look, Page, Standing, HOLD};
 use rounds::Round;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// How long a checkpoint waits for a library to come to rest, unless the configuration says otherwise.
@@ -130,12 +130,10 @@ impl Gates {
     }
 
     /// Those of processes that a restart has made, each with a file that may be a control page of it, and of those that use a GPU.
-    pub(crate) fn of_restart<'a>(
-        files: impl Iterator<Item = (i32, BorrowedFd<'a>)>,
-        off_gpu: Option<&OffGpu>,
-    ) -> Result<Self, Refusal> {
+    pub(crate) fn of_restart(files: impl Iterator<Item = (i32, impl AsFd)>, off_gpu: Option<&OffGpu>) -> Result<Self, Refusal> {
         let mut pages = Vec::new();
         for (pid, file) in files {
+            let file = file.as_fd();
             match head_of(file).map_err(|e| page::refuse(pid, "control page", format!("read it: {e}"), false))? {
                 Err(strange) => return Err(strange.refusal(pid)),
                 Ok(head) if head.owner != pid => {}

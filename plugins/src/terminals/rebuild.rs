@@ -11,7 +11,7 @@ use belay_kernel::numbers::lend;
 use std::io;
 use std::io::IsTerminal;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// Pseudo-terminals made again.
@@ -181,7 +181,7 @@ fn hung_up() -> Result<OwnedFd, Fault> {
 }
 
 fn is_terminal(n: RawFd) -> bool {
-    lend(n).is_ok_and(|fd| fd.is_terminal())
+    lend(n).is_ok_and(|fd| fd.as_fd().is_terminal())
 }
 
 /// Makes the terminal of session `pid` its controlling terminal; called in the session's leader.
