@@ -456,7 +456,7 @@ mod tests {
         let page: Vec<u8> = (0..PAGE).map(|i| (i / 8 % 251 + 1) as u8).collect();
         file.write_all_at(&page, 0).unwrap();
         let file = File::open(&path).unwrap();
-        let hashes = vec![belay_storage::hash(&page)];
+        let hashes = vec![belay_storage::page_checksum(&page).into()];
         let mut chunks = Chunks {
             store: Store::of_generation(&path),
             listed: HashMap::new(),

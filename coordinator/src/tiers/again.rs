@@ -13,6 +13,7 @@ use belay_storage::seal::Keys;
 use belay_storage::tier::{read_whole, Tier};
 use belay_storage::StorageError;
 use belay_wire::Exit;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -269,12 +270,21 @@ fn in_store(tier: &dyn Tier, may_be: &dyn Fn(&str) -> bool) -> Result<Described,
             Err(e) => Err(e),
         };
         // Where it does not answer at all, nobody is to wait for each of its objects.
-        if described.as_ref().is_err_and(|e| !matches!(e, StorageError::Locked { .. })) {
+        if described.as_ref().is_err_and(|e| !is_answer(e)) {
             tier.folders()?;
         }
         add(&mut out, (tier, &folder, may_be(&folder)), described);
     }
     Ok(out)
+}
+
+/// Whether the tier has answered: a key is not at hand, or it is another user's folder.
+fn is_answer(e: &StorageError) -> bool {
+    match e {
+        StorageError::Locked { .. } => true,
+        StorageError::Tier { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+        _ => false,
+    }
 }
 
 /// One that cannot be read for want of a key may be anybody's; why another one cannot be read is told where it `may_be`
