@@ -9,9 +9,9 @@
 //!              XXH3-64 of all from the first hash on   u64
 //! ```
 //! All numbers are little endian. The low half of a hash is the page's XXH3-64, which readers compare; the high half is
-//! for who has the key of the job ([`crate::page_key`]). The last word also stands in the manifest of every generation that refers to the
-//! chunk, so a chunk of another job or time is noticed. The file is written under a temporary name and never changed
-//! once it has its own.
+//! for who has the key of the job ([`crate::page_key`]). The last word also stands in the manifest of every generation
+//! that refers to the chunk, so a chunk of another job or time is noticed. The file is written under a temporary name
+//! and never changed once it has its own.
 
 use crate::PAGE;
 use belay_image::manifest::ChunkEntry;
