@@ -9,6 +9,10 @@ use crate::extents::PAGE;
 use crate::name::Name;
 use serde::{Deserialize, Serialize};
 
+mod declared;
+
+pub use declared::{Dataset, LeftOut};
+
 /// Contents of section JOB.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
@@ -273,39 +277,6 @@ pub struct Process {
     pub rings: Vec<Ring>,
     /// Threads, the main thread first.
     pub threads: Vec<Thread>,
-}
-
-/// An array that a program has declared.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dataset {
-    /// Its name.
-    pub name: Name,
-    /// Where its first element is.
-    pub address: u64,
-    /// Bytes of an element.
-    pub elem: u64,
-    /// Elements in each dimension, the first of which changes fastest.
-    pub extent: Vec<u64>,
-    /// Bytes from one element to the next in each.
-    pub stride: Vec<u64>,
-}
-
-/// Memory that was not stored, because the program overwrote it after the checkpoint before it read it
-/// (`belay_abi::access`).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// Where the page is on which the program has declared so.
-    pub page: u64,
-    /// Whole pages, which have no access rights after a restart until they are overwritten: first address, first
-    /// behind, and the `PROT_*` bits that they had. In ascending order.
-    pub dead: Vec<(u64, u64, u32)>,
-    /// When the program's records have come so far, it has overwritten all of it.
-    pub whole_at: u64,
-    /// The records up to there, without time stamps: a program that records others takes another way.
-    #[serde(default)]
-    pub way: Vec<u64>,
-    /// Length of the stream of packed pages ([`crate::packed`]), bytes.
-    pub packed_bytes: u64,
 }
 
 /// A ring of native asynchronous I/O (`io_setup`).

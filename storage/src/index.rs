@@ -29,6 +29,15 @@ pub struct IndexShare {
     pub sample: u64,
 }
 
+impl IndexShare {
+    /// That there is none.
+    pub const NONE: Self = Self {
+        fd: -1,
+        bytes: 0,
+        sample: 0,
+    };
+}
+
 /// Hash of every page in the chunks of the newest generation, with the page's place.
 #[derive(Debug)]
 pub struct Index {

@@ -506,6 +506,8 @@ impl Copier<'_> {
 #[cfg(test)]
 mod sealing;
 #[cfg(test)]
+mod suspect;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod unread;

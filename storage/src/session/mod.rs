@@ -233,12 +233,7 @@ impl Session {
 
     /// The table of page hashes.
     pub fn index_share(&self) -> IndexShare {
-        let none = IndexShare {
-            fd: -1,
-            bytes: 0,
-            sample: 0,
-        };
-        self.index.as_ref().map_or(none, Index::share)
+        self.index.as_ref().map_or(IndexShare::NONE, Index::share)
     }
 
     /// What to report when a writer found no room.
