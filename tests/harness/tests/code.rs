@@ -98,6 +98,17 @@ impl Files {
         })
     }
 
+    /// What is changed in the library says nothing of its build.
+    fn patch(&self) -> Result<(), Failure> {
+        let then = io("look at the library", FileIdentity::of(&self.libc))?;
+        let mut libc = io("read", fs::read(&self.libc))?;
+        // Who executes this does not live long.
+        libc[0x2000..].fill(0xcc);
+        self.put(&self.libc, &libc)?;
+        let now = io("look at the library", FileIdentity::of(&self.libc))?;
+        want(then.accepts(&now), || format!("{now:?} instead of {then:?}"))
+    }
+
     fn put(&self, path: &Path, contents: &[u8]) -> Result<(), Failure> {
         let new = path.with_extension("new");
         io("write", fs::write(&new, contents))?;
@@ -122,35 +133,18 @@ fn goes_on(job: &mut Job, options: &[&str]) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// Everything is exchanged after the last checkpoint.
-fn exchanged_after(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "after", user)?;
+/// The files change after the last checkpoint, in a way.
+fn changed_after(place: &Place, user: User, label: &str, change: fn(&Files) -> Result<(), Failure>) -> Result<(), Failure> {
+    let mut job = Job::new(place, label, user)?;
     let files = Files::lay(&job, place)?;
     files.launch(&mut job, &[], true)?;
     job.checkpoint()?;
     job.kill_all()?;
-    files.exchange()?;
+    change(&files)?;
     goes_on(&mut job, &[])
 }
 
-/// What is changed in the library says nothing of its build: the one of the checkpoint is used.
-fn patched(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "patched", user)?;
-    let files = Files::lay(&job, place)?;
-    files.launch(&mut job, &[], true)?;
-    job.checkpoint()?;
-    job.kill_all()?;
-    let then = io("look at the library", FileIdentity::of(&files.libc))?;
-    let mut libc = io("read", fs::read(&files.libc))?;
-    // Who executes this does not live long.
-    libc[0x2000..].fill(0xcc);
-    files.put(&files.libc, &libc)?;
-    let now = io("look at the library", FileIdentity::of(&files.libc))?;
-    want(then.accepts(&now), || format!("{now:?} instead of {then:?}"))?;
-    goes_on(&mut job, &[])
-}
-
-/// The same, read on demand.
+/// Everything is exchanged, and read on demand.
 fn exchanged_lazily(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = Job::new(place, "lazily", user)?;
     let files = Files::lay(&job, place)?;
@@ -250,8 +244,12 @@ fn not_stored(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("code", &["mem_code"]);
     let tests: [(&str, Test); 9] = [
-        ("exchanged_after", exchanged_after),
-        ("patched", patched),
+        ("exchanged_after", |place, user, _| {
+            changed_after(place, user, "after", Files::exchange)
+        }),
+        ("patched", |place, user, _| {
+            changed_after(place, user, "patched", Files::patch)
+        }),
         ("exchanged_lazily", exchanged_lazily),
         ("exchanged_before", |place, user, _| {
             exchanged_meanwhile(false, &[], place, user)

@@ -21,14 +21,20 @@ fn shut(job: &Job, path: &Path) -> Result<PathBuf, Failure> {
     Ok(away)
 }
 
-/// An object that cannot be read keeps nobody from what does not need it: a restart, a flush, verify and gc name it, and
-/// go on.
-pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "shut", user)?;
+/// A job with two durable generations, and the tier on which they are.
+fn flushed_twice(place: &Place, user: User, label: &str) -> Result<(Job, PathBuf), Failure> {
+    let mut job = Job::new(place, label, user)?;
     let scratch = directory(&job, user, "scratch")?;
     target(&mut job, place, &pfs("scratch", &scratch), "2")?;
     durable(&job)?;
     durable(&job)?;
+    Ok((job, scratch))
+}
+
+/// An object that cannot be read keeps nobody from what does not need it: a restart, a flush, verify and gc name it, and
+/// go on.
+pub(super) fn object(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (mut job, scratch) = flushed_twice(place, user, "shut")?;
     job.kill_all()?;
     let dir = job.dir().display().to_string();
     let first = record(&scratch, 1)?;
@@ -135,11 +141,7 @@ pub(super) fn tier(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
 
 /// What was durable on a tier and has gone is named, and the tier is not whole; a flush copies it again.
 pub(super) fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "gone", user)?;
-    let scratch = directory(&job, user, "scratch")?;
-    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
-    durable(&job)?;
-    durable(&job)?;
+    let (mut job, scratch) = flushed_twice(place, user, "gone")?;
     let dir = job.dir().display().to_string();
     let named = |job: &Job, number: u64| -> Result<(), Failure> {
         let o = output(job.belay(&["verify", &dir]), LIMIT)?;
@@ -160,11 +162,7 @@ pub(super) fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
 
 /// A removal that fails in the middle: `belay list` shows what is left, and the next one removes that.
 pub(super) fn removal(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let mut job = Job::new(place, "removal", user)?;
-    let scratch = directory(&job, user, "scratch")?;
-    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
-    durable(&job)?;
-    durable(&job)?;
+    let (mut job, scratch) = flushed_twice(place, user, "removal")?;
     job.kill_all()?;
     let dir = job.dir().display().to_string();
     let record = record(&scratch, 2)?;
