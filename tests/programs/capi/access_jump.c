@@ -36,8 +36,8 @@ int main(void) {
     const belay_site site = belay_site_id("loop");
     struct sigaction action = {.sa_handler = handler};
     OK(sigaction(SIGALRM, &action, NULL));
-    // Again and again while it waits; in a call that does not it is hardly ever met.
-    const struct itimerval often = {{0, 300}, {0, 300}};
+    // It comes while the program waits, or while it is stopped there; a call that does not wait is hardly ever met.
+    const struct itimerval often = {{0, 3000}, {0, 3000}};
     OK(setitimer(ITIMER_REAL, &often, NULL));
     uint64_t turn = 0;
     while (running()) {
