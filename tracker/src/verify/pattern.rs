@@ -55,17 +55,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_of_it_is_found_and_it_is_no_number() {
-        let mut memory = vec![0u8; 100];
-        let start = memory.as_mut_ptr() as u64 + 3;
-        fill(start, start + 80, 7);
-        assert_eq!(left(start, start + 80, 7, 8), Some((start, start + 80)));
-        assert_eq!(left(start, start + 80, 8, 1), None);
-        memory[3..30].fill(0);
-        memory[36..].fill(0);
-        let place = |at: u64| start - 3 + at;
-        assert_eq!(left(start, start + 80, 7, 4), Some((place(30), place(36))));
-        assert_eq!(left(start, start + 80, 7, 8), None);
+    fn what_is_left_of_it_is_found() {
+        for key in 0..1000 {
+            let mut memory = vec![0u8; 100];
+            let start = memory.as_mut_ptr() as u64 + 3;
+            fill(start, start + 80, key);
+            assert_eq!(left(start, start + 80, key, 8), Some((start, start + 80)));
+            assert_eq!(left(start, start + 80, key + 1, 8), None);
+            // A byte never equals its complement, whatever the pattern is at this address.
+            for at in (0..30).chain(36..100) {
+                memory[at] = !memory[at];
+            }
+            let place = |at: u64| start - 3 + at;
+            assert_eq!(left(start, start + 80, key, 4), Some((place(30), place(36))));
+            assert_eq!(left(start, start + 80, key, 8), None);
+        }
+    }
+
+    #[test]
+    fn it_is_no_number() {
         for at in (0..800).step_by(8) {
             let word = word(at, 99);
             let halves = [&word[..4], &word[4..]].map(|half| f32::from_le_bytes(half.try_into().unwrap()));
