@@ -1,7 +1,7 @@
 //! Groups of hosts in distinct failure domains: whatever one domain takes down, no group loses more than one member.
 
 use crate::RedundancyError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Puts parts of a job into groups of `size` (or a few more, where they do not come out even; fewer where a domain has
 /// so many that there must be more groups; all in one where there are fewer), such that no group has two of one domain.
@@ -36,11 +36,26 @@ pub fn form(domains: &[String], size: usize, fewest: usize) -> Result<Vec<Vec<us
     Ok(groups)
 }
 
+/// Whether the groups `old` serve parts in these domains as well as `new` ones do: they hold the same parts, are as large,
+/// and none has two of one domain.
+pub fn serve_as_well(old: &[Vec<usize>], new: &[Vec<usize>], domains: &[String]) -> bool {
+    let sorted = |mut all: Vec<usize>| {
+        all.sort_unstable();
+        all
+    };
+    let parts = |groups: &[Vec<usize>]| sorted(groups.iter().flatten().copied().collect());
+    let sizes = |groups: &[Vec<usize>]| sorted(groups.iter().map(Vec::len).collect());
+    let distinct = |group: &Vec<usize>| {
+        let of: BTreeSet<Option<&String>> = group.iter().map(|part| domains.get(*part)).collect();
+        of.len() == group.len()
+    };
+    parts(old) == parts(new) && sizes(old) == sizes(new) && old.iter().all(distinct)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
 
     fn names(of: &[u8]) -> Vec<String> {
         of.iter().map(|n| format!("d{n}")).collect()
@@ -79,5 +94,21 @@ mod tests {
         );
         assert_eq!(form(&names(&[1, 1, 2, 2]), 2, 2).unwrap(), [[0, 2], [1, 3]]);
         assert_eq!(form(&names(&[1, 2, 3]), 8, 2).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn groups_stay_where_they_serve_as_well() {
+        let domains = names(&[1, 2, 3, 1]);
+        let new = form(&domains, 2, 2).unwrap();
+        assert!(serve_as_well(&[vec![2, 0], vec![3, 1]], &new, &domains));
+        for old in [
+            &[vec![0, 3], vec![1, 2]][..],
+            &[vec![0, 1, 2], vec![3]],
+            &[vec![0, 1], vec![2]],
+            &[vec![0, 1], vec![2, 9]],
+            &[],
+        ] {
+            assert!(!serve_as_well(old, &new, &domains), "{old:?}");
+        }
     }
 }

@@ -13,12 +13,14 @@
 //! a temporary name and never changed once it has its own.
 
 use crate::layout::{blocks, Layout};
+use crate::stream::{self, Geometry, Order};
 use crate::{checksum, RedundancyError, ALIGN};
 use serde::{Deserialize, Serialize};
 
 const MAGIC: &[u8; 8] = b"BELAYPAR";
-/// Version of the format.
-const VERSION: u32 = 1;
+/// Version of the format. Version 1 has no `at`, files lie one after the other there, and the order of the blocks is
+/// [`Order::Segments`].
+const VERSION: u32 = 2;
 /// Bytes behind the index.
 pub const FOOTER: usize = 28;
 /// Longest index that is read.
@@ -36,7 +38,7 @@ pub enum Place {
     Chunks,
 }
 
-/// A piece of a member's stream: one file.
+/// A file of a member's stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// Its directory.
@@ -45,6 +47,9 @@ pub struct Part {
     pub name: String,
     /// Its length.
     pub bytes: u64,
+    /// Where it lies in the stream.
+    #[serde(default)]
+    pub at: u64,
 }
 
 /// A member of the group.
@@ -54,17 +59,10 @@ pub struct Member {
     pub tag: u64,
     /// Its host at that time.
     pub host: String,
-    /// Its stream.
+    /// Its stream, in its order.
     pub parts: Vec<Part>,
     /// Checksums of the blocks of its segments, segment after segment.
     pub sums: Vec<u64>,
-}
-
-impl Member {
-    /// Length of its stream.
-    pub fn bytes(&self) -> u64 {
-        self.parts.iter().fold(0, |n, p| n.saturating_add(p.bytes))
-    }
 }
 
 /// The index.
@@ -76,6 +74,9 @@ pub struct Index {
     pub layout: Layout,
     /// Length of a segment.
     pub segment: u64,
+    /// How the blocks of the streams lie in them.
+    #[serde(skip, default = "newest_order")]
+    pub order: Order,
     /// Which member holds this file.
     pub position: usize,
     /// All members.
@@ -84,7 +85,27 @@ pub struct Index {
     pub sums: Vec<u64>,
 }
 
+impl Member {
+    /// Bytes of its files.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |n, p| n.saturating_add(p.bytes))
+    }
+}
+
+fn newest_order() -> Order {
+    Order::Rows
+}
+
 impl Index {
+    /// Where a member's stream lies in its segments.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            order: self.order,
+            segment: self.segment,
+            data: self.layout.data,
+        }
+    }
+
     /// Bytes of parity in front of the index.
     pub fn parity_bytes(&self) -> u64 {
         self.segment * self.layout.parity as u64
@@ -107,7 +128,8 @@ impl Index {
         let mut out = serde_json::to_vec(self).map_err(|e| RedundancyError::Damaged(e.to_string()))?;
         let length = out.len() as u64;
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if self.order == newest_order() { VERSION } else { VERSION - 1 };
+        out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(&length.to_le_bytes());
         let sum = checksum(&out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -126,9 +148,9 @@ impl Index {
             word[..n].copy_from_slice(&footer[at..at + n]);
             u64::from_le_bytes(word)
         };
-        if number(8, 4) != u64::from(VERSION) {
+        if !(1..=u64::from(VERSION)).contains(&number(8, 4)) {
             return Err(damaged(&format!(
-                "format {}, this belay reads format {VERSION}",
+                "format {}, this belay reads formats 1 to {VERSION}",
                 number(8, 4)
             )));
         }
@@ -150,7 +172,11 @@ impl Index {
         if checksum(body) != u64::from_le_bytes(*sum) {
             return Err(damaged("checksum of its index does not match"));
         }
-        let index: Self = serde_json::from_slice(&tail[..footer]).map_err(|e| RedundancyError::Damaged(e.to_string()))?;
+        let mut index: Self = serde_json::from_slice(&tail[..footer]).map_err(|e| RedundancyError::Damaged(e.to_string()))?;
+        if tail[footer + 8..footer + 12] == 1u32.to_le_bytes() {
+            index.order = Order::Segments;
+            index.members.iter_mut().for_each(|m| one_after_the_other(&mut m.parts));
+        }
         index.check().map(|()| index)
     }
 
@@ -168,22 +194,45 @@ impl Index {
         if !has(&self.sums, self.layout.parity) || !self.members.iter().all(|m| has(&m.sums, self.layout.data)) {
             return damaged("it has not one checksum for each block".into());
         }
-        let room = self.segment.saturating_mul(self.layout.data as u64);
-        if self.members.iter().any(|m| m.bytes() > room) {
+        self.members.iter().try_for_each(|m| check_parts(&m.parts))?;
+        let room = self.geometry().room();
+        if self.members.iter().any(|m| stream::end(&m.parts) > room) {
             return damaged("a member's files do not fit in its segments".into());
         }
-        self.members.iter().try_for_each(|m| check_parts(&m.parts))
+        Ok(())
     }
 }
 
-/// Refuses a stream that another host has told of whose files would lie elsewhere, or which would be too long.
-pub fn check_parts(parts: &[Part]) -> Result<(), RedundancyError> {
-    let bad = |name: &str| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.');
-    if parts.iter().any(|p| bad(&p.name)) {
+/// Places files as format 1 does.
+fn one_after_the_other(parts: &mut [Part]) {
+    let mut end = 0u64;
+    for part in parts {
+        part.at = end;
+        end = end.saturating_add(part.bytes);
+    }
+}
+
+/// Refuses a file name that leads elsewhere.
+pub fn check_name(name: &str) -> Result<(), RedundancyError> {
+    if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
         return Err(RedundancyError::Damaged("a file name leaves its directory".into()));
     }
-    if parts.iter().fold(0u64, |n, p| n.saturating_add(p.bytes)) > MAX_SEGMENT {
-        return Err(RedundancyError::Damaged("its files are too long".into()));
+    Ok(())
+}
+
+/// Refuses a stream that another host has told of whose files would lie elsewhere or on top of each other, or which
+/// would be too long.
+pub fn check_parts(parts: &[Part]) -> Result<(), RedundancyError> {
+    let mut end = 0;
+    for part in parts {
+        check_name(&part.name)?;
+        if part.at < end {
+            return Err(RedundancyError::Damaged("its files lie on top of each other".into()));
+        }
+        end = part.at.saturating_add(part.bytes);
+        if end > MAX_SEGMENT {
+            return Err(RedundancyError::Damaged("its files are too long".into()));
+        }
     }
     Ok(())
 }
@@ -202,6 +251,7 @@ mod tests {
                 place: Place::Generation,
                 name: "manifest.json".into(),
                 bytes: 100 * tag,
+                at: 0,
             }],
             sums: vec![tag, u64::MAX],
         };
@@ -209,6 +259,7 @@ mod tests {
             generation: 7,
             layout,
             segment: 128,
+            order: Order::Rows,
             position: 1,
             members: (0..3).map(member).collect(),
             sums: vec![5],
@@ -236,8 +287,34 @@ mod tests {
     }
 
     #[test]
+    fn an_index_of_before_is_read() {
+        let mut old = sample();
+        old.order = Order::Segments;
+        old.members[1].parts.push(Part {
+            place: Place::Chunks,
+            name: "chunk".into(),
+            bytes: 7,
+            at: 100,
+        });
+        let good = old.encode().unwrap();
+        // Format 1 said nothing of places.
+        let (text, footer) = good.split_at(good.len() - FOOTER);
+        let text = String::from_utf8(text.to_vec())
+            .unwrap()
+            .replace(",\"at\":100", "")
+            .replace(",\"at\":0", "");
+        let mut tail = text.into_bytes();
+        let length = tail.len() as u64;
+        tail.extend_from_slice(&footer[..12]);
+        tail.extend_from_slice(&length.to_le_bytes());
+        tail.extend_from_slice(&checksum(&tail).to_le_bytes());
+        assert!(tail.len() < good.len() && footer[8..12] == [1, 0, 0, 0]);
+        assert_eq!(Index::decode(&tail).unwrap(), old);
+    }
+
+    #[test]
     fn an_index_that_does_not_fit_together_is_refused() {
-        let changes: [fn(&mut Index); 10] = [
+        let changes: [fn(&mut Index); 12] = [
             |i| i.position = 3,
             |i| drop(i.members.pop()),
             |i| i.segment = 100,
@@ -248,6 +325,8 @@ mod tests {
             |i| i.sums.clear(),
             |i| i.members[0].parts[0].name = "../x".into(),
             |i| i.members[0].parts[0].bytes = u64::MAX,
+            |i| i.members[0].parts[0].at = 257,
+            |i| i.members[1].parts = [&i.members[1].parts[..]; 2].concat(),
         ];
         for (n, change) in changes.iter().enumerate() {
             let mut bad = sample();
@@ -262,9 +341,12 @@ mod tests {
             place: Place::Chunks,
             name: name.into(),
             bytes,
+            at: 0,
         };
-        assert!(check_parts(&[part("a", 1), part("b", MAX_SEGMENT - 1)]).is_ok());
-        let too_long = [part("a", u64::MAX), part("b", u64::MAX)];
+        let behind = |at, p: Part| Part { at, ..p };
+        assert!(check_parts(&[part("a", 1), behind(1, part("b", MAX_SEGMENT - 1))]).is_ok());
+        assert!(check_parts(&[part("a", 2), behind(1, part("b", 1))]).is_err());
+        let too_long = [part("a", 1), behind(u64::MAX, part("b", u64::MAX))];
         for bad in ["", "..", "../x", "a/b", "a\0"]
             .map(|name| vec![part(name, 1)])
             .iter()

@@ -1,8 +1,9 @@
 //! Redundancy across hosts, without I/O: which host holds what of whom (`layout`), groups of hosts in distinct failure
-//! domains (`groups`), the code itself (`code`), and the format of what is stored (`index`).
+//! domains (`groups`), where its files lie (`stream`), the code itself (`code`), and the format of what is stored
+//! (`index`).
 //!
-//! What one host has of a generation is a *stream*: its files one after the other. Streams of a group have different
-//! lengths; each is thought to be followed by zeros up to `data` segments of one length.
+//! What one host has of a generation is a *stream*: its files, each at a place of its own. Streams of a group have
+//! different lengths; each is thought to be followed by zeros up to `data` segments of one length.
 //!
 //! ```text
 //! three hosts, XOR (data = 2, parity = 1)
@@ -18,9 +19,11 @@ pub mod code;
 pub mod groups;
 pub mod index;
 pub mod layout;
+pub mod stream;
 
 pub use index::{Index, Member, Part};
 pub use layout::{Layout, Scheme};
+pub use stream::{Geometry, Order, Piece};
 
 /// Bytes of a block; the last one of a segment may be shorter.
 pub const BLOCK: u64 = 1 << 20;

@@ -18,7 +18,7 @@ use crate::nodes::seat::name_here;
 use crate::nodes::table::{self, Row};
 use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record::{self, Record};
-use crate::redundancy::round::{serve_part, Round, Share};
+use crate::redundancy::round::{serve_part, Before, Led, Round, Share};
 use crate::redundancy::serve::Server;
 use crate::redundancy::Settings;
 use crate::sys::{self, Wake};
@@ -47,7 +47,7 @@ struct Under {
     started: Instant,
     /// Makes it give up waiting for parts.
     cancel: Arc<AtomicBool>,
-    result: mpsc::Receiver<Result<Vec<Vec<u64>>, Failure>>,
+    result: mpsc::Receiver<Result<Led, Failure>>,
 }
 
 /// The redundancy of a job.
@@ -286,12 +286,21 @@ impl Agent {
         let mut record = Record::new(status, name_here(), rows);
         (record.scheme, record.parity) = (settings.scheme, settings.parity);
         let cancel = meeting.cancel.clone();
-        let before = Record::read(self.dir.path(), generation)?;
-        let groups = before.map(|r| r.groups);
+        let of = |number: u64| -> Result<Option<Before>, Failure> {
+            let record = Record::read(self.dir.path(), number)?;
+            Ok(record.map(|r| Before {
+                generation: number,
+                groups: r.groups,
+            }))
+        };
+        let before = match (of(generation)?, self.encoding.redundant) {
+            (None, Some(newest)) => of(newest)?,
+            (same, _) => same,
+        };
         let round = Round {
             meeting,
             settings,
-            groups,
+            before,
         };
         let (send, result) = mpsc::channel();
         let done = self
@@ -350,7 +359,13 @@ impl Agent {
         let work = move || {
             let begin = Instant::now();
             match share.run() {
-                Ok(()) => tracing::info!(generation, ms = generations::ms(begin.elapsed()), "encoded"),
+                Ok(done) => tracing::info!(
+                    generation,
+                    bytes = done.bytes,
+                    kept_bytes = done.kept,
+                    ms = generations::ms(begin.elapsed()),
+                    "encoded"
+                ),
                 Err(e) => tracing::warn!(generation, error = %e, "not encoded"),
             }
             flag.store(true, Ordering::Release);
@@ -374,17 +389,19 @@ impl Agent {
         let Some(mut under) = self.encoding.under.take() else { return };
         let generation = under.generation;
         let gone = || Err(Failure::new(Exit::Internal, "the round ended without a result"));
-        let result = under.result.recv().unwrap_or_else(|_| gone()).and_then(|groups| {
-            under.record.groups = groups;
-            under.record.write(self.dir.path())
+        let result = under.result.recv().unwrap_or_else(|_| gone()).and_then(|led| {
+            under.record.groups.clone_from(&led.groups);
+            under.record.write(self.dir.path()).map(|()| led)
         });
         match result {
-            Ok(()) => {
+            Ok(led) => {
                 self.encoding.redundant = self.encoding.redundant.max(Some(generation));
                 tracing::info!(
                     generation,
                     scheme = under.record.scheme.name(),
-                    groups = under.record.groups.len(),
+                    groups = led.groups.len(),
+                    encoded_bytes = led.bytes,
+                    kept_bytes = led.kept,
                     ms = generations::ms(under.started.elapsed()),
                     "generation is redundant"
                 );

@@ -1,16 +1,18 @@
-//! What a host has of a generation, as one stream of bytes: the manifest, the files it lists, the chunks it lists.
+//! What a host has of a generation: the manifest, the files it lists, the chunks it lists, which lie in one stream of
+//! bytes.
 
 use crate::{generations, verify, Failure};
 use belay_image::files;
-use belay_image::manifest::{Manifest, MANIFEST_FILE};
+use belay_image::manifest::{ChunkEntry, Manifest, MANIFEST_FILE};
 use belay_image::ImageError;
 use belay_redundancy::index::{Place, FOOTER};
-use belay_redundancy::layout::{block_range, blocks};
-use belay_redundancy::{checksum, Index, Part};
+use belay_redundancy::stream::{self, Geometry, Order};
+use belay_redundancy::{checksum, Index, Part, Piece};
 use belay_storage::chunk::file_bytes;
 use belay_storage::store::Store;
 use belay_storage::PAGE;
 use belay_wire::Exit;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -25,7 +27,7 @@ pub(crate) fn parity_file(dir: &Path, number: u64) -> PathBuf {
     dir.join(PARITY).join(format!("{}.bpar", generations::name(number)))
 }
 
-/// The stream of generation `number` in `dir`.
+/// The files of generation `number` in `dir`, without their places in a stream.
 pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {
     let path = dir.join("gen").join(generations::name(number));
     let manifest = Manifest::read(&path)?;
@@ -34,6 +36,7 @@ pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {
         place: Place::Generation,
         name: name.into(),
         bytes,
+        at: 0,
     };
     let store = Store::of_job(dir);
     let mut out = vec![own(MANIFEST_FILE, length)];
@@ -48,61 +51,64 @@ pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {
                 .to_string_lossy()
                 .into_owned(),
             bytes: file_bytes(c.pages),
+            at: 0,
         }
     }));
     Ok(out)
 }
 
 /// The file of a part; that of a chunk may be moved from a local tier at any moment.
-pub(crate) fn path_of(dir: &Path, number: u64, part: &Part) -> PathBuf {
-    match part.place {
-        Place::Generation => dir.join("gen").join(generations::name(number)).join(&part.name),
-        Place::Chunks => Store::of_job(dir).path_of_file(&part.name),
+pub(crate) fn path_of(dir: &Path, number: u64, (place, name): (Place, &str)) -> PathBuf {
+    match place {
+        Place::Generation => dir.join("gen").join(generations::name(number)).join(name),
+        Place::Chunks => Store::of_job(dir).path_of_file(name),
     }
 }
 
-fn open(dir: &Path, number: u64, part: &Part) -> io::Result<File> {
-    match File::open(path_of(dir, number, part)) {
+fn open(dir: &Path, number: u64, file: (Place, &str)) -> io::Result<File> {
+    match File::open(path_of(dir, number, file)) {
         // Moved meanwhile, perhaps: then it stays where it is now.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => File::open(path_of(dir, number, part)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => File::open(path_of(dir, number, file)),
         other => other,
     }
 }
 
-/// Reads the stream from `at` on; behind its end there are zeros.
-pub(crate) fn read(dir: &Path, number: u64, parts: &[Part], at: u64, bytes: usize) -> io::Result<Vec<u8>> {
+/// Reads `bytes` bytes of a stream, of which these pieces lie in files.
+pub(crate) fn read_pieces(dir: &Path, number: u64, pieces: &[Piece], bytes: usize) -> io::Result<Vec<u8>> {
     let mut out = vec![0; bytes];
-    let end = at.saturating_add(bytes as u64);
-    let mut begin = 0u64;
-    for part in parts {
-        let next = begin.saturating_add(part.bytes);
-        let (from, to) = (begin.max(at), next.min(end));
-        if from < to {
-            let file = open(dir, number, part)?;
-            let range = usize::try_from(from - at).unwrap_or(0)..usize::try_from(to - at).unwrap_or(0);
-            file.read_exact_at(&mut out[range], from - begin)?;
-        }
-        begin = next;
+    for piece in pieces {
+        let end = piece.to.saturating_add(piece.bytes);
+        let into = out.get_mut(piece.to..end).ok_or(io::ErrorKind::InvalidInput)?;
+        open(dir, number, (piece.place, &piece.name))?.read_exact_at(into, piece.from)?;
     }
     Ok(out)
 }
 
-/// What `sum` says of each block, given as offset and length, of all `data` segments of `segment` bytes, in the order
-/// of the stream.
-fn each_block<E>((segment, data): (u64, usize), mut sum: impl FnMut(u64, usize) -> Result<u64, E>) -> Result<Vec<u64>, E> {
-    let mut out = Vec::new();
-    for n in 0..data as u64 {
-        for block in 0..blocks(segment) {
-            let (at, bytes) = block_range(segment, block);
-            out.push(sum(n * segment + at, bytes)?);
-        }
-    }
-    Ok(out)
+/// Reads the stream of these files from `at` on.
+pub(crate) fn read(dir: &Path, number: u64, parts: &[Part], at: u64, bytes: usize) -> io::Result<Vec<u8>> {
+    read_pieces(dir, number, &stream::pieces(parts, at, bytes), bytes)
 }
 
-/// Checksums of the blocks of all `data` segments of `segment` bytes.
-pub(crate) fn sums(dir: &Path, number: u64, parts: &[Part], segments: (u64, usize)) -> io::Result<Vec<u64>> {
-    each_block(segments, |at, bytes| {
+/// What `sum` says of each block, given as offset and length; it is asked in the order of the stream, and the answers
+/// are in that of the segments.
+fn each_block<E>(geometry: Geometry, mut sum: impl FnMut(u64, usize) -> Result<u64, E>) -> Result<Vec<u64>, E> {
+    let mut sums = Vec::new();
+    for (segment, block) in geometry.all() {
+        let (at, bytes) = geometry.range(segment, block);
+        sums.push(sum(at, bytes)?);
+    }
+    Ok(match geometry.order {
+        Order::Segments => sums,
+        Order::Rows => {
+            let of = |segment| sums.iter().skip(segment).step_by(geometry.data).copied();
+            (0..geometry.data).flat_map(of).collect()
+        }
+    })
+}
+
+/// Checksums of the blocks of the stream of these files.
+pub(crate) fn sums(dir: &Path, number: u64, parts: &[Part], geometry: Geometry) -> io::Result<Vec<u64>> {
+    each_block(geometry, |at, bytes| {
         read(dir, number, parts, at, bytes).map(|data| checksum(&data))
     })
 }
@@ -126,25 +132,33 @@ impl From<ImageError> for Unfit {
     }
 }
 
-/// The same, of generation `number` in `dir`, whose files and pages must be what was written: a file that is damaged is named.
-pub(crate) fn checked_sums(dir: &Path, number: u64, segments: (u64, usize)) -> Result<Vec<u64>, Unfit> {
-    let mut check = Check::new(dir, number)?;
+/// The same, of generation `number` in `dir`, whose files and pages must be what was written: a file that is damaged is
+/// named. `parts` must be all of its files.
+pub(crate) fn checked_sums(dir: &Path, number: u64, parts: &[Part], geometry: Geometry) -> Result<Vec<u64>, Unfit> {
+    let mut check = Check::new(dir, number, parts)?;
     // Their file has no checksum in the manifest.
     verify::byte_strings(&dir.join("gen").join(generations::name(number)))?;
-    each_block(segments, |at, bytes| {
-        let data = read(dir, number, &check.parts, at, bytes).map_err(|e| check.unread(&e))?;
+    each_block(geometry, |at, bytes| {
+        let data = read(dir, number, parts, at, bytes).map_err(|e| check.unread(&e))?;
         check.feed(&data)?;
         Ok(checksum(&data))
     })
 }
 
+/// That a generation is not what it was a moment ago.
+pub(crate) fn changes(number: u64) -> Failure {
+    Failure::new(Exit::Damaged, format!("generation {number} changes while it is read"))
+}
+
 /// Compares the stream, as it is read, with the checksums of the manifest's files and of the chunks' pages.
 struct Check<'a> {
     dir: &'a Path,
-    manifest: Manifest,
-    parts: Vec<Part>,
-    /// Number and file of the part that is read next, or whose pieces are.
-    next: usize,
+    number: u64,
+    /// What is read next, and from there on.
+    parts: std::iter::Peekable<std::vec::IntoIter<(&'a Part, Source)>>,
+    /// Up to where the stream is known.
+    end: u64,
+    /// The file whose pieces are read.
     path: PathBuf,
     /// Pages of the chunk that are still to come, and bytes behind them.
     pages: std::vec::IntoIter<u128>,
@@ -153,6 +167,12 @@ struct Check<'a> {
     left: u64,
     sum: Xxh3,
     expected: Expected,
+}
+
+/// What tells whether a file is what was written.
+enum Source {
+    File(Option<u64>),
+    Chunk(ChunkEntry),
 }
 
 /// The sum of a piece of the stream.
@@ -165,12 +185,29 @@ enum Expected {
 }
 
 impl<'a> Check<'a> {
-    fn new(dir: &'a Path, number: u64) -> Result<Self, Unfit> {
+    fn new(dir: &'a Path, number: u64, parts: &'a [Part]) -> Result<Self, Unfit> {
+        let manifest = Manifest::read(&dir.join("gen").join(generations::name(number)))?;
+        let here = self::parts(dir, number).map_err(Unfit::Unread)?;
+        let files = manifest.files.into_iter().map(|f| Source::File(f.xxh3));
+        let chunks = manifest.chunks.into_iter().map(Source::Chunk);
+        let sources = std::iter::once(Source::File(None)).chain(files).chain(chunks);
+        let of = |(part, source): (Part, Source)| ((part.place, part.name), (part.bytes, source));
+        let mut known: BTreeMap<_, _> = here.into_iter().zip(sources).map(of).collect();
+        let all = known.len();
+        let with = |part: &'a Part| {
+            let (bytes, source) = known.remove(&(part.place, part.name.clone()))?;
+            (bytes == part.bytes).then_some((part, source))
+        };
+        let with_sources: Option<Vec<_>> = parts.iter().map(with).collect();
+        let with_sources = with_sources.filter(|w| w.len() == all);
         Ok(Self {
             dir,
-            manifest: Manifest::read(&dir.join("gen").join(generations::name(number)))?,
-            parts: parts(dir, number).map_err(Unfit::Unread)?,
-            next: 0,
+            number,
+            parts: with_sources
+                .ok_or_else(|| Unfit::Unread(changes(number)))?
+                .into_iter()
+                .peekable(),
+            end: 0,
             path: dir.to_owned(),
             pages: Vec::new().into_iter(),
             rest: 0,
@@ -195,23 +232,28 @@ impl<'a> Check<'a> {
             (PAGE, Expected::Page(hash))
         } else if self.rest > 0 {
             (std::mem::take(&mut self.rest), Expected::Nothing)
+        } else if let Some(gap) = self
+            .parts
+            .peek()
+            .and_then(|(next, _)| next.at.checked_sub(self.end))
+            .filter(|n| *n > 0)
+        {
+            self.end += gap;
+            (gap, Expected::Nothing)
         } else {
-            let Some(part) = self.parts.get(self.next) else {
+            let Some((part, source)) = self.parts.next() else {
                 return Ok(false);
             };
-            self.path = path_of(self.dir, self.manifest.generation, part);
-            let (files, chunks) = (&self.manifest.files, &self.manifest.chunks);
-            let of_file = self.next.checked_sub(1).and_then(|n| files.get(n)).and_then(|f| f.xxh3);
-            let of_chunk = self.next.checked_sub(1 + files.len()).and_then(|n| chunks.get(n));
-            self.next += 1;
-            match of_chunk {
-                Some(entry) => {
-                    let chunk = Store::of_job(self.dir).open(entry)?;
+            self.path = path_of(self.dir, self.number, (part.place, &part.name));
+            self.end = part.at + part.bytes;
+            match source {
+                Source::Chunk(entry) => {
+                    let chunk = Store::of_job(self.dir).open(&entry)?;
                     self.rest = part.bytes - chunk.hashes.len() as u64 * PAGE;
                     self.pages = chunk.hashes.into_iter();
                     (0, Expected::Nothing)
                 }
-                None => (part.bytes, of_file.map_or(Expected::Nothing, Expected::File)),
+                Source::File(sum) => (part.bytes, sum.map_or(Expected::Nothing, Expected::File)),
             }
         };
         self.sum.reset();
@@ -358,7 +400,8 @@ mod tests {
     fn what_the_device_cannot_read_has_rotted() {
         let dir = std::env::temp_dir().join(format!("belay-unread-{}", std::process::id()));
         generation(&dir);
-        let check = Check::new(&dir, 1).unwrap();
+        let parts = stream::place(parts(&dir, 1).unwrap(), &[], |_| false);
+        let check = Check::new(&dir, 1, &parts).unwrap();
         for (errno, rotten) in [(libc::EIO, true), (libc::EACCES, false), (libc::EMFILE, false)] {
             let e = || io::Error::from_raw_os_error(errno);
             let found = [check.unread(&e()), ImageError::io("read", &dir, e()).into()];
@@ -371,16 +414,32 @@ mod tests {
     fn what_has_rotted_is_named() {
         let dir = std::env::temp_dir().join(format!("belay-content-{}", std::process::id()));
         generation(&dir);
-        let parts = parts(&dir, 1).unwrap();
-        let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
+        let mut parts = stream::place(parts(&dir, 1).unwrap(), &[], |_| false);
+        // With a gap.
+        parts.last_mut().unwrap().at += 5000;
+        let bytes = stream::end(&parts);
         // One segment, and some with blocks that end within pages and files.
-        for segments in [(bytes.next_multiple_of(64), 1), ((bytes / 3 + 64).next_multiple_of(64), 3)] {
-            let sums = sums(&dir, 1, &parts, segments).unwrap();
-            assert_eq!(checked_sums(&dir, 1, segments).unwrap(), sums);
-            let chunk = parts.last().unwrap();
-            let [_, job, _, blobs, ..] = &parts[..] else {
-                panic!("{parts:?}")
-            };
+        let segments = [(bytes.next_multiple_of(64), 1), ((bytes / 3 + 64).next_multiple_of(64), 3)];
+        let orders = [Order::Segments, Order::Rows];
+        for (order, (segment, data)) in orders.into_iter().flat_map(|o| segments.map(|s| (o, s))) {
+            let geometry = Geometry { order, segment, data };
+            let sums = sums(&dir, 1, &parts, geometry).unwrap();
+            assert_eq!(checked_sums(&dir, 1, &parts, geometry).unwrap(), sums);
+            for (n, sum) in sums.iter().enumerate() {
+                let in_segment = sums.len() / data;
+                let (at, bytes) = geometry.range(n / in_segment, (n % in_segment) as u64);
+                assert_eq!(
+                    checksum(&read(&dir, 1, &parts, at, bytes).unwrap()),
+                    *sum,
+                    "{geometry:?}: {n}"
+                );
+            }
+            // Not all of its files.
+            assert!(matches!(checked_sums(&dir, 1, &parts[1..], geometry), Err(Unfit::Unread(_))));
+            let [chunk, job, blobs] = [".bpg", JOB_FILE, BLOB_FILE].map(|name| {
+                let found = parts.iter().find(|p| p.name.ends_with(name));
+                found.unwrap_or_else(|| panic!("{name}: {parts:?}"))
+            });
             let places = [
                 (job, 0),
                 (job, job.bytes - 1),
@@ -392,12 +451,12 @@ mod tests {
                 (chunk, chunk.bytes - 1),
             ];
             for (part, at) in places {
-                let path = path_of(&dir, 1, part);
+                let path = path_of(&dir, 1, (part.place, &part.name));
                 let good = std::fs::read(&path).unwrap();
                 let mut bad = good.clone();
                 bad[at as usize] ^= 1;
                 std::fs::write(&path, bad).unwrap();
-                let Unfit::Rotten(failure) = checked_sums(&dir, 1, segments).unwrap_err() else {
+                let Unfit::Rotten(failure) = checked_sums(&dir, 1, &parts, geometry).unwrap_err() else {
                     panic!("{}: a flipped bit is taken for a failure of the moment", path.display());
                 };
                 assert!(
@@ -405,12 +464,21 @@ mod tests {
                     "{failure}"
                 );
                 std::fs::write(&path, &good[..good.len() - 1]).unwrap();
-                assert!(matches!(checked_sums(&dir, 1, segments), Err(Unfit::Rotten(_))), "cut short");
+                assert!(
+                    matches!(checked_sums(&dir, 1, &parts, geometry), Err(Unfit::Rotten(_))),
+                    "cut short"
+                );
                 // Out of reach for a moment: nothing is known of what lies there.
                 std::fs::remove_file(&path).unwrap();
-                assert!(matches!(checked_sums(&dir, 1, segments), Err(Unfit::Unread(_))), "missing");
+                assert!(
+                    matches!(checked_sums(&dir, 1, &parts, geometry), Err(Unfit::Unread(_))),
+                    "missing"
+                );
                 std::os::unix::fs::symlink(&path, &path).unwrap();
-                assert!(matches!(checked_sums(&dir, 1, segments), Err(Unfit::Unread(_))), "unreadable");
+                assert!(
+                    matches!(checked_sums(&dir, 1, &parts, geometry), Err(Unfit::Unread(_))),
+                    "unreadable"
+                );
                 std::fs::remove_file(&path).unwrap();
                 std::fs::write(&path, good).unwrap();
             }

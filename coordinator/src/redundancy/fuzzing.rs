@@ -4,10 +4,9 @@ use super::again::Healed;
 use super::record::Record;
 use super::round::{Done, Hello, Plan};
 use super::serve::{Ask, Holder};
-use belay_redundancy::index::Place;
-use belay_redundancy::{Part, BLOCK};
+use belay_redundancy::index::check_parts;
+use belay_redundancy::{stream, Part, BLOCK};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// A message of whichever kind, or a record.
 pub fn message(data: &[u8]) {
@@ -26,7 +25,9 @@ pub fn message(data: &[u8]) {
     drop(serde_json::from_slice::<Healed>(data));
     // Answers.
     drop(serde_json::from_slice::<Vec<u64>>(data));
-    drop(serde_json::from_slice::<Vec<Part>>(data));
+    if let Ok(files) = serde_json::from_slice::<Vec<Part>>(data) {
+        placed(files);
+    }
     if let Ok(record) = Record::decode(Path::new("input"), data, 7) {
         for row in &record.rows {
             row.first();
@@ -35,15 +36,18 @@ pub fn message(data: &[u8]) {
     }
 }
 
-/// A question to a host that holds generation 7 of part 3, whose one file cannot be read.
+/// Files that a host has told of, in a stream.
+fn placed(files: Vec<Part>) {
+    let before = stream::place(files.clone(), &[], |_| true);
+    let parts = stream::place(files, &before, |_| true);
+    if check_parts(&parts).is_ok() {
+        stream::pieces(&parts, stream::end(&parts) / 2, 1 << 20);
+    }
+}
+
+/// A question to a host that holds part 3, of which nothing can be read.
 fn question(ask: &Ask) {
-    let part = Part {
-        place: Place::Generation,
-        name: "manifest.json".into(),
-        bytes: 3 * BLOCK + 5,
-    };
-    let stream = (3, 7, Arc::new(vec![part]));
-    let holder = Holder::of(vec![(3, PathBuf::from("/dev/null/nowhere"))], Some(stream));
+    let holder = Holder::of(vec![(3, PathBuf::from("/dev/null/nowhere"))]);
     if let Ok(answer) = holder.answer(ask) {
         assert!(answer.len() as u64 <= BLOCK, "an answer of {} bytes", answer.len());
     }

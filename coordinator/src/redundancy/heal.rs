@@ -16,8 +16,8 @@ use crate::nodes::seat::part_dir;
 use crate::{sys, tiers, Failure};
 use belay_kernel::dir::{self, Dir};
 use belay_redundancy::index::Place;
-use belay_redundancy::layout::{block_range, blocks};
-use belay_redundancy::{checksum, code, index, Index, Layout, Member, Part};
+use belay_redundancy::layout::block_range;
+use belay_redundancy::{checksum, code, index, stream, Geometry, Index, Layout, Member, Order, Part};
 use belay_tree::{beating, JobKey};
 use belay_wire::Exit;
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,30 +177,35 @@ impl Healer {
         };
         peer.say(&Ask::Parts { tag, generation: number })?;
         let parts: Vec<Part> = peer.hear_json().map_err(|e| lost(&e.message))?;
+        let parts = stream::place(parts, &[], |_| false);
         index::check_parts(&parts)?;
         let layout = Layout {
             members: 1,
             data: 1,
             parity: 0,
         };
-        let mut member = Member {
-            tag,
-            host: "the host that had it".into(),
-            parts,
-            sums: Vec::new(),
+        let geometry = Geometry {
+            order: Order::Rows,
+            segment: layout.segment_bytes(stream::end(&parts)),
+            data: layout.data,
         };
-        let segment = layout.segment_bytes(member.bytes());
         peer.say(&Ask::Sums {
             tag,
             generation: number,
-            segment,
-            data: 1,
+            parts: parts.clone(),
+            geometry,
         })?;
-        member.sums = peer.hear_json()?;
+        let member = Member {
+            tag,
+            host: "the host that had it".into(),
+            parts,
+            sums: peer.hear_json()?,
+        };
         Ok(Index {
             generation: number,
             layout,
-            segment,
+            segment: geometry.segment,
+            order: geometry.order,
             position: 0,
             members: vec![member],
             sums: Vec::new(),
@@ -218,16 +223,18 @@ impl Healer {
 
     /// The block as it lies here, if it is right.
     fn here(&self, segment: usize, block: u64) -> Option<Vec<u8>> {
-        let (at, bytes) = block_range(self.index.segment, block);
-        let at = segment as u64 * self.index.segment + at;
+        let (at, bytes) = self.index.geometry().range(segment, block);
         let data = content::read(&self.dir, self.number, self.parts(), at, bytes).ok()?;
         (self.index.sum_of(self.position, segment, block) == Some(checksum(&data))).then_some(data)
     }
 
     /// Blocks (segment, number) that are missing or damaged here.
     fn bad_blocks(&self) -> BTreeSet<(usize, u64)> {
-        let all = (0..self.index.layout.data).flat_map(|s| (0..blocks(self.index.segment)).map(move |b| (s, b)));
-        all.filter(|(s, b)| self.here(*s, *b).is_none()).collect()
+        self.index
+            .geometry()
+            .all()
+            .filter(|(s, b)| self.here(*s, *b).is_none())
+            .collect()
     }
 
     /// What the first of the hosts with a store of part `tag` answers that has it and passes `check`.
@@ -244,12 +251,12 @@ impl Healer {
 
     /// A block of member `member` from a host that has it.
     fn data_of(&mut self, member: usize, segment: usize, block: u64) -> Result<Vec<u8>, String> {
-        let tag = self.index.members[member].tag;
-        let (at, bytes) = block_range(self.index.segment, block);
+        let Member { tag, parts, .. } = &self.index.members[member];
+        let (tag, (at, bytes)) = (*tag, self.index.geometry().range(segment, block));
         let ask = Ask::Data {
             tag,
             generation: self.number,
-            at: segment as u64 * self.index.segment + at,
+            pieces: stream::pieces(parts, at, bytes),
             bytes,
         };
         let sum = self.index.sum_of(member, segment, block);
@@ -346,35 +353,29 @@ impl Healer {
 
     /// Writes every file anew that one of the blocks `bad` belongs to.
     fn rebuild(&mut self, bad: &BTreeSet<(usize, u64)>) -> Result<u64, Failure> {
-        let (parts, segment) = (self.parts().to_vec(), self.index.segment);
-        let is_bad = |from: u64, to: u64| {
-            bad.iter().any(|(s, b)| {
-                let (at, bytes) = block_range(segment, *b);
-                let at = *s as u64 * segment + at;
-                at < to && at + bytes as u64 > from
-            })
+        let geometry = self.index.geometry();
+        // Where they begin and end, in the order of the stream.
+        let mut ranges: Vec<_> = bad.iter().map(|(s, b)| geometry.range(*s, *b)).collect();
+        ranges.sort_unstable();
+        let is_bad = |part: &Part| {
+            let first = ranges.partition_point(|(at, bytes)| at + *bytes as u64 <= part.at);
+            part.bytes > 0 && ranges.get(first).is_some_and(|(at, _)| *at < part.at + part.bytes)
         };
-        let mut spans = Vec::new();
-        let mut begin = 0;
-        for part in parts {
-            let end = begin + part.bytes;
-            let lost = is_bad(begin, end)
-                || std::fs::metadata(content::path_of(&self.dir, self.number, &part)).map_or(true, |m| m.len() != part.bytes);
-            spans.push((part, begin, lost));
-            begin = end;
-        }
+        let path_of = |part: &Part| content::path_of(&self.dir, self.number, (part.place, &part.name));
+        let is_lost = |part: &Part| is_bad(part) || std::fs::metadata(path_of(part)).map_or(true, |m| m.len() != part.bytes);
+        let parts: Vec<(Part, bool)> = self.parts().iter().map(|part| (part.clone(), is_lost(part))).collect();
         let gen = self.dir.join("gen");
         let (mut written, mut places) = (0, BTreeSet::new());
-        for (part, at, _) in spans.iter().filter(|(p, _, lost)| p.place == Place::Chunks && *lost) {
-            let path = content::path_of(&self.dir, self.number, part);
+        for (part, _) in parts.iter().filter(|(p, lost)| p.place == Place::Chunks && *lost) {
+            let path = content::path_of(&self.dir, self.number, (part.place, &part.name));
             let new = path.with_file_name(format!(".tmp-{}", part.name));
-            written += self.copy(part, *at, &new)?;
+            written += self.copy(part, &new)?;
             std::fs::rename(&new, &path).map_err(|e| Failure::io(format!("rebuild {}", path.display()), &e))?;
             // At home, or in a local tier.
             places.extend(path.parent().map(Path::to_owned));
         }
         places.iter().try_for_each(|place| sync(place))?;
-        if spans.iter().any(|(p, _, lost)| p.place == Place::Generation && *lost) {
+        if parts.iter().any(|(p, lost)| p.place == Place::Generation && *lost) {
             let new = gen.join(format!(".tmp-heal-{}", generations::name(self.number)));
             let path = self.path();
             let fail = |e| Failure::io(format!("rebuild {}", path.display()), &e);
@@ -382,8 +383,8 @@ impl Healer {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail(e)),
                 _ => DirBuilder::new().mode(0o700).create(&new).map_err(fail)?,
             }
-            for (part, at, _) in spans.iter().filter(|(p, _, _)| p.place == Place::Generation) {
-                written += self.copy(part, *at, &new.join(&part.name))?;
+            for (part, _) in parts.iter().filter(|(p, _)| p.place == Place::Generation) {
+                written += self.copy(part, &new.join(&part.name))?;
             }
             sync(&new)?;
             dir::replace(&new, &path).map_err(fail)?;
@@ -392,8 +393,8 @@ impl Healer {
         Ok(written)
     }
 
-    /// Writes a part of the stream that begins at `begin` to the new file `to`, durably.
-    fn copy(&mut self, part: &Part, begin: u64, to: &Path) -> Result<u64, Failure> {
+    /// Writes a file of the stream to the new file `to`, durably.
+    fn copy(&mut self, part: &Part, to: &Path) -> Result<u64, Failure> {
         let fail = |e: std::io::Error| Failure::io(format!("write {}", to.display()), &e);
         let mut file = OpenOptions::new()
             .write(true)
@@ -402,13 +403,13 @@ impl Healer {
             .mode(0o600)
             .open(to)
             .map_err(fail)?;
-        let (mut at, end) = (begin, begin + part.bytes);
+        let geometry = self.index.geometry();
+        let (mut at, end) = (part.at, part.at + part.bytes);
         while at < end {
-            let (segment, within) = (at / self.index.segment, at % self.index.segment);
-            let block = within / belay_redundancy::BLOCK;
-            let (start, bytes) = block_range(self.index.segment, block);
-            let data = self.block(usize::try_from(segment).unwrap_or(usize::MAX), block)?;
-            let skip = usize::try_from(within - start).unwrap_or(0);
+            let (segment, block) = geometry.block_at(at);
+            let (start, bytes) = geometry.range(segment, block);
+            let data = self.block(segment, block)?;
+            let skip = usize::try_from(at - start).unwrap_or(0);
             let n = (bytes - skip).min(usize::try_from(end - at).unwrap_or(usize::MAX));
             file.write_all(&data[skip..skip + n]).map_err(fail)?;
             at += n as u64;

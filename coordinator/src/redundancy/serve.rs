@@ -6,8 +6,10 @@ use crate::nodes::meeting::next_node;
 use crate::nodes::seat::part_dir;
 use crate::nodes::{addresses, helper};
 use crate::Failure;
+use belay_redundancy::index::{check_name, check_parts};
 use belay_redundancy::layout::blocks;
-use belay_redundancy::{Index, Part, BLOCK};
+use belay_redundancy::stream;
+use belay_redundancy::{Geometry, Index, Part, Piece, BLOCK};
 use belay_storage::flush::yield_processors;
 use belay_tree::{Direct, Door, JobKey};
 use belay_wire::Exit;
@@ -24,25 +26,25 @@ const MAX_ANSWER: usize = Direct::MAX_MESSAGE - 1;
 const SUM_TEXT: u64 = 21;
 
 /// A question; the answer is one message, whose first byte tells an answer (0) from a reason (1).
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub(crate) enum Ask {
     /// Which parts are held: list of tags.
     Held,
-    /// The stream of a part: list of files.
+    /// The files of a part.
     Parts { tag: u64, generation: u64 },
-    /// Checksums of its blocks.
+    /// Checksums of the blocks of the stream in which these files lie.
     Sums {
         tag: u64,
         generation: u64,
-        segment: u64,
-        data: usize,
+        parts: Vec<Part>,
+        geometry: Geometry,
     },
-    /// Bytes of it.
+    /// So many bytes of a stream, of which these pieces lie in files.
     Data {
         tag: u64,
         generation: u64,
-        at: u64,
+        pieces: Vec<Piece>,
         bytes: usize,
     },
     /// The index of its group.
@@ -64,18 +66,13 @@ impl Ask {
 }
 
 /// One at a time computes checksums; the others then find them here: what was asked for, and the answer.
-type Known = Mutex<Option<((u64, u64, u64, usize), Vec<u64>)>>;
-
-/// Part, generation, files.
-pub(super) type Stream = (u64, u64, Arc<Vec<Part>>);
+type Known = Mutex<Option<(Ask, Vec<u64>)>>;
 
 /// What is held here.
 #[derive(Debug)]
 pub(super) struct Holder {
     stores: Vec<(u64, PathBuf)>,
     sums: Known,
-    /// The stream that was read last: part, generation, files.
-    last: Mutex<Option<Stream>>,
 }
 
 /// A server. Its threads end with the process.
@@ -90,7 +87,7 @@ impl Server {
     pub(crate) fn start(key: JobKey, stores: Vec<(u64, PathBuf)>, at: Vec<IpAddr>) -> Result<Self, Failure> {
         let mut door = Door::open(key, &at)?;
         let addresses = door.addresses();
-        let holder = Arc::new(Holder::of(stores, None));
+        let holder = Arc::new(Holder::of(stores));
         let serve = move || {
             yield_processors();
             loop {
@@ -144,23 +141,11 @@ fn attend(mut visitor: Direct, holder: &Holder) {
 }
 
 impl Holder {
-    pub(super) fn of(stores: Vec<(u64, PathBuf)>, last: Option<Stream>) -> Self {
+    pub(super) fn of(stores: Vec<(u64, PathBuf)>) -> Self {
         Self {
             stores,
             sums: Mutex::default(),
-            last: Mutex::new(last),
         }
-    }
-
-    /// The files of a generation, which do not change.
-    fn parts(&self, dir: &Path, tag: u64, generation: u64) -> Result<Arc<Vec<Part>>, String> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, _, parts)) = last.as_ref().filter(|(t, g, _)| (*t, *g) == (tag, generation)) {
-            return Ok(parts.clone());
-        }
-        let parts = Arc::new(content::parts(dir, generation).map_err(|e| e.to_string())?);
-        *last = Some((tag, generation, parts.clone()));
-        Ok(parts)
     }
 
     pub(super) fn answer(&self, question: &Ask) -> Result<Vec<u8>, String> {
@@ -177,54 +162,52 @@ impl Holder {
                 Ok(bytes)
             }
         };
-        match *question {
+        match question {
             Ask::Held => json(serde_json::to_vec(&self.stores.iter().map(|(t, _)| *t).collect::<Vec<_>>())),
-            Ask::Parts { tag, generation } => json(serde_json::to_vec(&*self.parts(store(tag)?, tag, generation)?)),
+            Ask::Parts { tag, generation } => {
+                let parts = content::parts(store(*tag)?, *generation).map_err(|e| text(&e))?;
+                json(serde_json::to_vec(&parts))
+            }
             Ask::Sums {
                 tag,
                 generation,
-                segment,
-                data,
+                parts,
+                geometry,
             } => {
-                let dir = store(tag)?;
+                let dir = store(*tag)?;
                 let mut known = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-                let asked = (tag, generation, segment, data);
-                if known.as_ref().is_none_or(|(of, _)| *of != asked) {
-                    let parts = self.parts(dir, tag, generation)?;
-                    let room = segment.checked_mul(data as u64).ok_or("too long")?;
-                    let needed = total(&parts);
+                if known.as_ref().is_none_or(|(of, _)| of != question) {
+                    check_parts(parts).map_err(|e| text(&e))?;
+                    let Geometry { segment, data, .. } = *geometry;
+                    let longest = segment > 1 << 50 || data > belay_redundancy::layout::MAX_MEMBERS;
                     // The padding is shorter than the longest stream, and nobody asks for more than that.
-                    if room < needed || segment > 1 << 50 || data > belay_redundancy::layout::MAX_MEMBERS {
+                    if longest || segment == 0 || data == 0 || geometry.room() < stream::end(parts) {
                         return Err("segments of another length".into());
                     }
-                    let sums = content::sums(dir, generation, &parts, (segment, data)).map_err(|e| text(&e))?;
-                    *known = Some((asked, sums));
+                    let sums = content::sums(dir, *generation, parts, *geometry).map_err(|e| text(&e))?;
+                    *known = Some((question.clone(), sums));
                 }
                 json(serde_json::to_vec(&known.as_ref().map(|(_, sums)| sums)))
             }
             Ask::Data {
                 tag,
                 generation,
-                at,
+                pieces,
                 bytes,
             } => {
-                let dir = store(tag)?;
-                let parts = self.parts(dir, tag, generation)?;
-                content::read(dir, generation, &parts, at, limited(bytes)?).map_err(|e| text(&e))
+                let checked = pieces.iter().try_for_each(|p| check_name(&p.name));
+                checked.map_err(|e| text(&e))?;
+                content::read_pieces(store(*tag)?, *generation, pieces, limited(*bytes)?).map_err(|e| text(&e))
             }
-            Ask::Index { tag, generation } => content::read_tail(store(tag)?, generation).map_err(|e| text(&e)),
+            Ask::Index { tag, generation } => content::read_tail(store(*tag)?, *generation).map_err(|e| text(&e)),
             Ask::Parity {
                 tag,
                 generation,
                 at,
                 bytes,
-            } => content::read_parity(store(tag)?, generation, at, limited(bytes)?).map_err(|e| text(&e)),
+            } => content::read_parity(store(*tag)?, *generation, *at, limited(*bytes)?).map_err(|e| text(&e)),
         }
     }
-}
-
-fn total(parts: &[Part]) -> u64 {
-    parts.iter().fold(0, |n, p| n.saturating_add(p.bytes))
 }
 
 /// The other end: asks a host.
@@ -356,6 +339,7 @@ mod tests {
             generation: 7,
             layout: Layout::new(Scheme::Xor, 3, 1).unwrap(),
             segment: 2 * BLOCK,
+            order: belay_redundancy::Order::Rows,
             position: 0,
             members: (0..3).map(member).collect(),
             sums: Vec::new(),

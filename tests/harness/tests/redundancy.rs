@@ -4,7 +4,7 @@
 #[path = "redundancy/levels.rs"]
 mod levels;
 
-use belay_tests::across::{Job, LIMIT};
+use belay_tests::across::{files, Job, LIMIT};
 use belay_tests::expect::want;
 use belay_tests::job::{output, show, text};
 use belay_tests::place::Place;
@@ -23,9 +23,20 @@ fn launched(place: &Place, label: &str, (parts, all): (usize, usize), scheme: &s
     launched_with(&[], place, label, (parts, all), scheme)
 }
 
-fn launched_with(more: &[&str], place: &Place, label: &str, (parts, all): (usize, usize), scheme: &str) -> Result<Job, Failure> {
+fn launched_with(more: &[&str], place: &Place, label: &str, hosts: (usize, usize), scheme: &str) -> Result<Job, Failure> {
+    program_launched("mpi/mpi_p2p", more, place, label, hosts, scheme)
+}
+
+fn program_launched(
+    program: &str,
+    more: &[&str],
+    place: &Place,
+    label: &str,
+    (parts, all): (usize, usize),
+    scheme: &str,
+) -> Result<Job, Failure> {
     let mut job = Job::new(place, label, parts, all)?.unhurried();
-    let program = job.program(place, "mpi/mpi_p2p")?;
+    let program = job.program(place, program)?;
     for host in 1..=all {
         job.on_host(host, &["mkdir", LOCAL])?;
     }
@@ -142,13 +153,22 @@ fn lost_domains(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// All pages of the chunks on a host, so that some of them are of use, are overwritten.
+fn scribble(job: &Job, host: usize) -> Result<(), Failure> {
+    let script = format!(
+        "for f in {LOCAL}/belay-*/*/chunks/pages-*.bpg; do n=$((($(stat -c %s $f) - 24) / 4112)); \
+         dd if=/dev/urandom of=$f bs=4096 count=$n conv=notrunc status=none || exit; done"
+    );
+    job.on_host(host, &["sh", "-c", &script]).map(drop)
+}
+
 /// Bits change: in a chunk while the program runs, which is named, and of which the next checkpoint makes no use; in a
 /// chunk, which is rebuilt where it is; in parity, which `verify` finds, and which is not used, so that the loss of a
 /// host is then one too many.
 fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut job = launched(place, "redundancy-damage", (3, 4), "xor")?;
     checkpoint(&job)?;
-    flip(&job, 2, "*/chunks/pages-*.bpg", 5000)?;
+    scribble(&job, 2)?;
     let o = job.belay(&["checkpoint", "--quiet", "--level", "redundant", &job.dir()])?;
     let said = text(&o);
     if o.status.success() || !(said.contains("h2: ") && said.contains("damaged") && said.contains(".bpg")) {
@@ -246,10 +266,52 @@ fn incessant(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// Bytes of parity that were encoded for generation `number`, and that were taken over from one before, on all hosts.
+fn encoded(job: &Job, number: u64) -> Result<(u64, u64), Failure> {
+    let (line, of) = ("generation is redundant", format!("\"generation\":{number},"));
+    let logs = files(&PathBuf::from(job.dir()).join("log"), ".jsonl");
+    let text: String = logs.iter().filter_map(|l| std::fs::read_to_string(l).ok()).collect();
+    let found = text.lines().rfind(|l| l.contains(line) && l.contains(&of));
+    let field = |name: &str| -> Option<u64> {
+        let (_, rest) = found?.split_once(&format!("\"{name}\":"))?;
+        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    let both = field("encoded_bytes").zip(field("kept_bytes"));
+    both.ok_or_else(|| format!("nothing is said of what generation {number} cost: {text}"))
+}
+
+/// Of a job of which little changes little is encoded at a checkpoint, also after hosts have been lost; and what was
+/// taken over is good: the next host that is lost is rebuilt from it.
+fn little_changes(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = program_launched("mpi/mpi_field", &[], place, "redundancy-little", (4, 6), "xor:4")?;
+    checkpoint(&job)?;
+    let (all, kept) = encoded(&job, 1)?;
+    want(kept == 0 && all > 4 * (96 << 20) / 3, || {
+        format!("of the first checkpoint {all} bytes were encoded, {kept} taken over")
+    })?;
+    let mut number = 1;
+    for (part, spare) in [(1, 5), (0, 6)] {
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(rng.below(300)));
+            checkpoint(&job)?;
+            number += 1;
+            let (new, kept) = encoded(&job, number)?;
+            want(new <= (new + kept) / 10, || {
+                format!("checkpoint {number}: {new} bytes encoded, {kept} taken over")
+            })?;
+        }
+        job.crash();
+        let gone = std::mem::replace(&mut job.at[part], spare);
+        lose(&job, gone)?;
+        job.restart_at(&[]).map_err(|e| format!("h{gone} lost: {e}"))?;
+    }
+    job.verdict()
+}
+
 fn main() {
     let mut target = Target::over_hosts("redundancy");
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 12] = [
+    let tests: [(&str, Run); 13] = [
         ("partner", |p, r| lost_hosts(p, "partner:3", (3, 4), 1, r)),
         ("xor", |p, r| lost_hosts(p, "xor", (3, 4), 1, r)),
         ("reed_solomon", |p, r| lost_hosts(p, "reed-solomon:4:2", (4, 6), 2, r)),
@@ -258,6 +320,7 @@ fn main() {
         ("damage", damage),
         ("killed_encoder", killed_encoder),
         ("incessant", incessant),
+        ("little_changes", little_changes),
         ("with_durable", levels::cheapest),
         ("levels", levels::at_random),
         ("in_memory", levels::memory),
