@@ -216,8 +216,9 @@ fn group_index(data: &[u8]) {
     }
     let decoded = [
         Index::decode(data).ok(),
-        Index::decode(&sealed(data)).ok(),
-        Index::decode(&sealed(&data[..body])).ok(),
+        Index::decode(&sealed(data, 1)).ok(),
+        Index::decode(&sealed(data, 2)).ok(),
+        Index::decode(&sealed(&data[..body], 2)).ok(),
     ];
     for index in decoded.into_iter().flatten() {
         let again = index.encode().and_then(|bytes| Index::decode(&bytes));
@@ -228,14 +229,19 @@ fn group_index(data: &[u8]) {
             let stripe = layout.stripe_of(member, layout.data - 1);
             assert!(layout.data_of(stripe).contains(&(member, layout.data - 1)));
             assert!(index.sum_of(member, layout.data - 1, 0).is_some());
+            for part in index.members[member].parts.iter().filter(|p| p.bytes > 0) {
+                let (segment, block) = index.geometry().block_at(part.at);
+                assert!(index.sum_of(member, segment, block).is_some());
+            }
         }
     }
 }
 
 /// `body` with the footer of an index.
-fn sealed(body: &[u8]) -> Vec<u8> {
+fn sealed(body: &[u8], version: u32) -> Vec<u8> {
     let mut out = body.to_vec();
-    out.extend_from_slice(b"BELAYPAR\x01\0\0\0");
+    out.extend_from_slice(b"BELAYPAR");
+    out.extend_from_slice(&version.to_le_bytes());
     out.extend_from_slice(&(body.len() as u64).to_le_bytes());
     let sum = checksum(&out);
     out.extend_from_slice(&sum.to_le_bytes());
