@@ -223,6 +223,7 @@ impl From<RestartError> for Failure {
             RestartError::Forbidden { .. } => Exit::Forbidden,
             RestartError::Lives { .. } => Exit::AlreadyRunning,
             RestartError::Image(e) => exit_of_image(e, Exit::RestartFailed),
+            RestartError::DamagedElsewhere { .. } => Exit::Damaged,
         };
         Self::new(exit, e.to_string())
     }

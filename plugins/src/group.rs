@@ -34,6 +34,15 @@ pub trait Group: std::fmt::Debug {
     /// they let theirs go. There are no meetings afterwards.
     fn give_up(&self, _reason: &str) {}
 
+    /// Tells the others that this node cannot go on with the restart, and whether what was stored for it is damaged.
+    /// There are no meetings afterwards.
+    fn fail(&self, _reason: &str, _damaged: bool) {}
+
+    /// What others have told at the meeting that has failed, if something that was stored is damaged there.
+    fn damage_elsewhere(&self) -> Option<String> {
+        None
+    }
+
     /// Lets time pass before the node comes to the next meeting; the others hear meanwhile that it is there.
     fn linger(&self, time: Duration) {
         std::thread::sleep(time);

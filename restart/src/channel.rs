@@ -19,7 +19,7 @@ pub(crate) enum Message {
     Hello,
     /// The restart has failed.
     Failed {
-        /// Kind of error: 0 failed step, 1 changed file, 2 namespaces, 3 damaged image.
+        /// Kind of error: 0 failed step, 1 changed file, 2 namespaces, 3 damaged image, 4 another node's.
         kind: u8,
         step: String,
         reason: String,
@@ -54,6 +54,7 @@ impl Message {
             RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
             RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
             RestartError::Image(ImageError::Elsewhere { path, places }) => (3, path.clone(), format!("lies in {places}")),
+            RestartError::DamagedElsewhere { reason } => (4, String::new(), reason.clone()),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
             // Those of the first kind have been put into words before they come here, the others are found before there
             // is a channel.
@@ -69,6 +70,7 @@ impl Message {
             1 => RestartError::Changed { path: step, reason },
             2 => RestartError::Forbidden { reason },
             3 => RestartError::Image(ImageError::Damaged { path: step, reason }),
+            4 => RestartError::DamagedElsewhere { reason },
             _ => RestartError::Failed { step, reason },
         }
     }

@@ -1,7 +1,7 @@
 //! Errors of the restart flow.
 
 use belay_image::ImageError;
-use belay_plugins::Refusal;
+use belay_plugins::{Group, Refusal};
 
 /// Why a restart failed. Nothing of the job was started, and the checkpoint is untouched.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,12 @@ pub enum RestartError {
     /// The image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The same of the image of another node.
+    #[error("{reason}")]
+    DamagedElsewhere {
+        /// What that node says.
+        reason: String,
+    },
 }
 
 impl RestartError {
@@ -52,6 +58,20 @@ impl RestartError {
             step: step.into(),
             reason: reason.to_string(),
         }
+    }
+
+    /// Tells the other nodes of this error of the restart; theirs, where it comes from there.
+    pub(crate) fn shared(self, group: Option<&dyn Group>) -> Self {
+        let Some(group) = group else { return self };
+        if let Some(reason) = group.damage_elsewhere() {
+            return RestartError::DamagedElsewhere { reason };
+        }
+        let damaged = matches!(
+            &self,
+            RestartError::Image(ImageError::Damaged { .. } | ImageError::Elsewhere { .. })
+        );
+        group.fail(&self.to_string(), damaged);
+        self
     }
 }
 

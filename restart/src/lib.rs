@@ -165,7 +165,7 @@ pub fn restart(
     agent_main: &mut AgentMain<'_>,
     without_agent: &WithoutAgent<'_>,
 ) -> Result<End, RestartError> {
-    let (loaded, identity) = load(dir, options, group)?;
+    let (loaded, identity) = load(dir, options, group).map_err(|e| e.shared(group))?;
     let (agent, root) = (loaded.job.agent, loaded.job.root_pid);
     let clocks = Clocks {
         monotonic_ns: loaded.job.monotonic_ns,
@@ -218,7 +218,7 @@ pub fn restart(
         let made = loaded.take().ok_or_else(|| RestartError::at("restart", "nothing loaded"));
         match made.and_then(|loaded| make(&setup, loaded, (&blob, options), front.foreground, ready)) {
             Err(e) => {
-                inside.send(&Message::failed(&e));
+                inside.send(&Message::failed(&e.shared(group)));
                 sys::exit_now(1)
             }
             Ok(restored) => {

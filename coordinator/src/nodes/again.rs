@@ -9,7 +9,7 @@ use crate::jobdir::JobDir;
 use crate::shell::quote;
 use crate::{config, Failure};
 use belay_plugins::{Brought, Facts, Group};
-use belay_tree::{Event, Joining};
+use belay_tree::{Contribution, Event, Joining};
 use belay_wire::Exit;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -180,6 +180,8 @@ impl Nodes {
             job: self.job,
             joining: RefCell::new(Some(joining)),
             next: Cell::new(1),
+            broken: Cell::new(false),
+            damage: RefCell::default(),
         }))
     }
 }
@@ -190,9 +192,25 @@ pub(crate) struct Reunion {
     job: u64,
     joining: RefCell<Option<Joining>>,
     next: Cell<u64>,
+    /// A step has failed.
+    broken: Cell<bool>,
+    /// What others have told of damage there.
+    damage: RefCell<Option<String>>,
 }
 
 impl Reunion {
+    fn exchange(&self, contribution: Contribution) -> Result<Facts, String> {
+        let step = self.next.replace(self.next.get() + 1);
+        match self.joining.borrow_mut().as_mut() {
+            Some(joining) => joining.exchange(step, contribution).map_err(|b| {
+                self.broken.set(true);
+                self.damage.replace(gathering::damage(&b));
+                gathering::line(&b)
+            }),
+            None => Err("the tree has been handed over".into()),
+        }
+    }
+
     pub(crate) fn take_joining(&self) -> Option<Joining> {
         self.joining.take()
     }
@@ -200,13 +218,20 @@ impl Reunion {
 
 impl Group for Reunion {
     fn meet(&self, brought: Brought) -> Result<Facts, String> {
-        let step = self.next.replace(self.next.get() + 1);
-        match self.joining.borrow_mut().as_mut() {
-            Some(joining) => joining
-                .exchange(step, gathering::contribution(brought))
-                .map_err(|b| gathering::line(&b)),
-            None => Err("the tree has been handed over".into()),
+        self.exchange(gathering::contribution(brought))
+    }
+
+    fn fail(&self, reason: &str, damaged: bool) {
+        if !self.broken.replace(true) {
+            let exit = if damaged { Exit::Damaged } else { Exit::RestartFailed };
+            let node = self.joining.borrow().as_ref().map_or(0, Joining::node);
+            // It fails, of course.
+            drop(self.exchange(gathering::refusal(node, &Failure::new(exit, reason))));
         }
+    }
+
+    fn damage_elsewhere(&self) -> Option<String> {
+        self.damage.borrow().clone()
     }
 
     fn job(&self) -> u64 {

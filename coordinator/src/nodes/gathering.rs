@@ -35,6 +35,12 @@ pub(crate) fn is_refused(broken: &Broken) -> bool {
     broken.0.iter().any(|f| matches!(f.kind, FailureKind::Refused { .. }))
 }
 
+/// What has failed, if some node has found that what it has stored is damaged.
+pub(crate) fn damage(broken: &Broken) -> Option<String> {
+    let damaged = |kind: &FailureKind| matches!(kind, FailureKind::Refused { exit, .. } if *exit == Exit::Damaged.code());
+    broken.0.iter().any(|f| damaged(&f.kind)).then(|| line(broken))
+}
+
 /// The failure of a checkpoint that has failed at other nodes.
 pub(crate) fn failure(broken: &Broken) -> Failure {
     Kind::of(broken).failure(line(broken))

@@ -121,3 +121,39 @@ pub(super) fn gc(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// Bits of what part 1 has of the newest checkpoint have changed, in memory or in its description: the one before is used
+/// by itself, and the user told why.
+pub(super) fn damaged(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    for what in ["pages", "job.bimg"] {
+        let mut job = killed(place, &format!("hosts-damaged-{}", &what[..3]))?;
+        let part = PathBuf::from(job.dir_of(1));
+        let path = match what {
+            "pages" => files(&part.join("chunks"), ".bpg")
+                .into_iter()
+                .max()
+                .ok_or("part 1 has no chunk")?,
+            file => part.join("gen/000002").join(file),
+        };
+        let mut bytes = io("read what is stored", std::fs::read(&path))?;
+        // Of a chunk all pages: some may be of no use.
+        let bad = if what == "pages" {
+            (bytes.len() - 24) / 4112 * 4096
+        } else {
+            bytes.len() / 2
+        };
+        bytes[..bad]
+            .iter_mut()
+            .skip(bad.saturating_sub(1) % 4096)
+            .step_by(4096)
+            .for_each(|b| *b ^= 1);
+        io("write what is stored", std::fs::write(&path, bytes))?;
+        job.restart(&[]).map_err(|e| format!("{what}: {e}"))?;
+        let told = ["generation 2 is damaged (on h2: ", "using generation 1"];
+        want(told.iter().all(|t| job.said().contains(t)), || {
+            format!("{what}: {}", job.said())
+        })?;
+        job.verdict()?;
+    }
+    Ok(())
+}
