@@ -150,16 +150,8 @@ fn is_out_of_reach(error: &io::Error) -> bool {
 pub(crate) fn exit_of_image(error: &ImageError, io: Exit) -> Exit {
     match error {
         ImageError::Io { source, .. } if io == Exit::Damaged && is_out_of_reach(source) => Exit::Io,
-        // A sector that cannot be read is as lost as one with wrong bytes: another copy is looked for.
-        ImageError::Io {
-            step: "read", source, ..
-        } if source.raw_os_error() == Some(libc::EIO) => Exit::Damaged,
-        // So is a file that is not there.
-        ImageError::Io {
-            step: "open", source, ..
-        } if source.kind() == io::ErrorKind::NotFound => Exit::Damaged,
-        ImageError::Io { source, .. } => exit_of_io(source, io),
-        ImageError::Damaged { .. } | ImageError::Elsewhere { .. } => Exit::Damaged,
+        ImageError::Io { source, .. } if !error.is_damage() => exit_of_io(source, io),
+        ImageError::Io { .. } | ImageError::Damaged { .. } | ImageError::Elsewhere { .. } => Exit::Damaged,
         ImageError::Version { .. } => Exit::ImageVersion,
         ImageError::Architecture { .. } => Exit::ImageArchitecture,
     }

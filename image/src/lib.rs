@@ -140,6 +140,24 @@ impl ImageError {
             reason: reason.into(),
         }
     }
+
+    /// Whether what was stored is lost here: it is damaged, or not there, or lies on a sector that cannot be read, which
+    /// is as lost as one with wrong bytes. Another copy is looked for then.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            ImageError::Io { step, source, .. } => {
+                let is_gone = *step == "open" && source.kind() == std::io::ErrorKind::NotFound;
+                is_gone || *step == "read" && is_bad_sector(source)
+            }
+            ImageError::Damaged { .. } | ImageError::Elsewhere { .. } => true,
+            ImageError::Version { .. } | ImageError::Architecture { .. } => false,
+        }
+    }
+}
+
+/// Whether the device could not read what lies there.
+pub fn is_bad_sector(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EIO)
 }
 
 #[cfg(test)]

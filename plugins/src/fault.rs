@@ -39,7 +39,7 @@ impl Fault {
             object: object.into(),
             reason: self.to_string(),
             passing: matches!(self, Fault::Passing(_)),
-            damage: matches!(self, Fault::Image(ImageError::Damaged { .. })),
+            damage: matches!(self, Fault::Image(e) if e.is_damage()),
         }
     }
 }

@@ -54,6 +54,9 @@ impl Message {
             RestartError::Forbidden { reason } => (2, String::new(), reason.clone()),
             RestartError::Image(ImageError::Damaged { path, reason }) => (3, path.clone(), reason.clone()),
             RestartError::Image(ImageError::Elsewhere { path, places }) => (3, path.clone(), format!("lies in {places}")),
+            RestartError::Image(e @ ImageError::Io { step, path, source }) if e.is_damage() => {
+                (3, path.clone(), format!("{step}: {source}"))
+            }
             RestartError::DamagedElsewhere { reason } => (4, String::new(), reason.clone()),
             RestartError::Image(e) => (0, "image".to_owned(), e.to_string()),
             // Those of the first kind have been put into words before they come here, the others are found before there
@@ -130,5 +133,19 @@ mod tests {
         inside.send(&Message::failed(&error));
         let (message, _) = front.receive().unwrap().unwrap();
         assert!(matches!(message, Message::Failed { kind: 0, reason, .. } if reason.starts_with('\u{10ffff}')));
+    }
+
+    #[test]
+    fn what_cannot_be_read_stays_damage() {
+        let path = std::path::Path::new("/ckpt/chunk");
+        for (errno, damage) in [(libc::EIO, true), (libc::EACCES, false)] {
+            let error = ImageError::io("read", path, io::Error::from_raw_os_error(errno));
+            let Message::Failed { kind, step, reason } = Message::failed(&error.into()) else {
+                panic!("no failure")
+            };
+            let told = Message::error(kind, step, reason);
+            let is_damage = matches!(&told, RestartError::Image(e) if e.is_damage());
+            assert!(is_damage == damage && told.to_string().contains("/ckpt/chunk"), "{told}");
+        }
     }
 }

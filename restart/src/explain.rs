@@ -4,7 +4,7 @@ use crate::fail::RestartError;
 use belay_abi::restore::{Slot, Step};
 use belay_image::extents::Extent;
 use belay_image::model::{Process, VmaKind};
-use belay_image::ImageError;
+use belay_image::{is_bad_sector, ImageError};
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -39,6 +39,7 @@ pub(crate) fn restorer(p: &Process, extents: &[Extent], slot: &Slot) -> RestartE
         Step::Vdso => ("map", format!("put the kernel's pages in place: {errno}")),
         Step::Map => ("map", format!("{}: {errno}", vma())),
         Step::Attach => ("map", format!("attach {}: {errno}", vma())),
+        Step::Fill if is_bad_sector(&errno) => return damaged(p, &format!("{}: {errno}", extent())),
         Step::Fill => ("refill", format!("read {}: {errno}", extent())),
         Step::Checksum => return damaged(p, &format!("{}: checksum does not match", extent())),
         Step::Short => return damaged(p, &format!("{}: the file ends before", extent())),

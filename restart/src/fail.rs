@@ -66,10 +66,7 @@ impl RestartError {
         if let Some(reason) = group.damage_elsewhere() {
             return RestartError::DamagedElsewhere { reason };
         }
-        let damaged = matches!(
-            &self,
-            RestartError::Image(ImageError::Damaged { .. } | ImageError::Elsewhere { .. })
-        );
+        let damaged = matches!(&self, RestartError::Image(e) if e.is_damage());
         group.fail(&self.to_string(), damaged);
         self
     }

@@ -141,7 +141,7 @@ impl StorageError {
     /// Whether what was to be read from a tier is lost there, as far as can be seen now, rather than out of reach.
     pub fn is_damage(&self) -> bool {
         match self {
-            StorageError::Tier { source, .. } => source.raw_os_error() == Some(libc::EIO),
+            StorageError::Tier { source, .. } => belay_image::is_bad_sector(source),
             _ => self.is_contradicted(),
         }
     }

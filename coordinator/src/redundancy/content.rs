@@ -4,7 +4,7 @@
 use crate::{generations, verify, Failure};
 use belay_image::files;
 use belay_image::manifest::{ChunkEntry, Manifest, MANIFEST_FILE};
-use belay_image::ImageError;
+use belay_image::{is_bad_sector, ImageError};
 use belay_redundancy::index::{Place, FOOTER};
 use belay_redundancy::stream::{self, Geometry, Order};
 use belay_redundancy::{checksum, Index, Part, Piece};
@@ -126,7 +126,7 @@ impl From<ImageError> for Unfit {
     fn from(e: ImageError) -> Self {
         match &e {
             ImageError::Damaged { .. } => Self::Rotten(e.into()),
-            ImageError::Io { source, .. } if source.raw_os_error() == Some(libc::EIO) => Self::Rotten(e.into()),
+            ImageError::Io { source, .. } if is_bad_sector(source) => Self::Rotten(e.into()),
             _ => Self::Unread(e.into()),
         }
     }
@@ -220,7 +220,7 @@ impl<'a> Check<'a> {
     /// The part that is read now could not be read. One that is shorter than it was has lost something.
     fn unread(&self, e: &io::Error) -> Unfit {
         let failure = Failure::io(format!("read {}", self.path.display()), e);
-        if e.kind() == io::ErrorKind::UnexpectedEof || e.raw_os_error() == Some(libc::EIO) {
+        if e.kind() == io::ErrorKind::UnexpectedEof || is_bad_sector(e) {
             return Unfit::Rotten(Failure::new(Exit::Damaged, failure.message));
         }
         Unfit::Unread(failure)
