@@ -11,6 +11,8 @@
 //! agent    after the stop: reads what is recorded from then on
 //! restart  dead = what was left out, which has no access rights ── enter, when its record is whole: gives it back
 //! restart  ring, up to whole_at = what was recorded before ── a record that differs ends the program
+//! agent    point_want = n, for all processes with parts of global arrays ┄┄ stops all ┄┄ point_want = 0
+//! program  comes to its point for the n-th time: payload, point_here = n ── waits while point_want is n ── point_here = 0
 //! ```
 //! A record is a row of words: [`header`], time stamp counter, then for each use [`used`], followed, unless the use is
 //! of the whole dataset, by a word for each dimension: the first element, and one behind the last in the upper half.
@@ -27,7 +29,7 @@ pub const MAPPED: &str = "/memfd:belay-access (deleted)";
 /// `Page::magic`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"belayacc");
 /// `Page::version`.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Most dimensions.
 pub const DIMS: usize = 5;
@@ -47,6 +49,8 @@ pub const MOST_USES: usize = 64;
 pub const MOST_WAY: usize = RING / 4;
 /// Most words of a record.
 pub const MOST_WORDS: usize = 2 + MOST_USES * (1 + DIMS);
+/// Longest payload of a point, bytes.
+pub const MOST_PAYLOAD: usize = 4096;
 
 /// Kind of a record: a loop begins.
 pub const ENTER: u64 = 1;
@@ -133,6 +137,23 @@ pub struct Site {
 // SAFETY: 32 single bytes.
 unsafe impl Words for Site {}
 
+/// Which part of a global array a dataset is. All zero: of none.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Elements of the global array in each dimension, 1 in those that it does not have.
+    pub global: [u64; DIMS],
+    /// Where in it the first element of the dataset lies: below 0 where that is a ghost beyond its rim.
+    pub lower: [i64; DIMS],
+    /// The first element of the dataset, in each dimension, that is the process's own.
+    pub lo: [u64; DIMS],
+    /// One behind the last.
+    pub hi: [u64; DIMS],
+}
+
+// SAFETY: integers of 8 bytes.
+unsafe impl Words for Share {}
+
 /// Memory without access rights, which a checkpoint has left out.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -199,6 +220,24 @@ pub struct Page {
     pub marks: [AtomicU64; MARKS],
     /// Word `n` is in place `n % RING`.
     pub ring: [AtomicU64; RING],
+    /// How often the program has come to its point.
+    pub point: AtomicU64,
+    /// Not 0: who comes there for this time waits as long as this is not changed.
+    pub point_want: AtomicU64,
+    /// The number of the point at which the program waits; 0 for none.
+    pub point_here: AtomicU64,
+    /// Time stamp counter when it came there last, and how much that was after the time before.
+    pub point_at: AtomicU64,
+    /// See `point_at`.
+    pub point_took: AtomicU64,
+    /// Changes when `point_want` does: who waits, waits for this.
+    pub point_turn: AtomicU32,
+    /// Bytes of `payload`.
+    pub payload_bytes: AtomicU32,
+    /// What the program keeps with the point at which it waits.
+    pub payload: [AtomicU64; MOST_PAYLOAD / 8],
+    /// That of dataset `n` is in place `n - 1`.
+    pub shares: [Shared<Share>; MOST],
 }
 
 #[cfg(test)]
@@ -217,9 +256,11 @@ mod tests {
             offset_of!(Page, sites),
             offset_of!(Page, dead),
             offset_of!(Page, ring),
+            offset_of!(Page, point),
+            offset_of!(Page, shares),
         ];
-        assert_eq!(places, [20, 36, 48, 64, 96, 139_360, 172_128, 196_832]);
-        assert_eq!((size_of::<Page>(), size_of::<Dataset>()), (1_245_408, 136));
+        assert_eq!(places, [20, 36, 48, 64, 96, 139_360, 172_128, 196_832, 1_245_408, 1_249_552]);
+        assert_eq!((size_of::<Page>(), size_of::<Dataset>()), (1_413_392, 136));
         let shown = MAPPED.strip_prefix("/memfd:").and_then(|m| m.strip_suffix(" (deleted)"));
         assert_eq!(shown, NAME.to_str().ok());
     }

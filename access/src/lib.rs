@@ -11,12 +11,14 @@
 //! | `pages` | which pages that leaves out, and which hold little that is alive |
 //! | `site` | where to stop |
 //! | `global` | arrays that processes have in parts |
+//! | `index` | what an export says of them |
 //!
 //! The idea is from Reguly, Mudalige, Giles and Maheswaran, *Improving Resilience of Scientific Software through a
 //! Domain-Specific Approach*. What is decided after the stop, by what the program does, is ours.
 
 pub mod block;
 pub mod global;
+pub mod index;
 pub mod live;
 pub mod pages;
 pub mod shape;

@@ -9,6 +9,7 @@ module belay_access
 
     public :: belay_dataset, belay_dataset_move, belay_dataset_forget, belay_dataset_dims, belay_live
     public :: belay_site_id, belay_uses, belay_enter, belay_leave
+    public :: belay_dataset_part, belay_point, belay_fastforward
 
     ! What a loop does to a part of an array.
     integer(c_int), parameter, public :: BELAY_R = 1, BELAY_W = 2, BELAY_RW = 3
@@ -40,6 +41,29 @@ module belay_access
             integer(c_int), value :: dims
             integer(c_size_t), intent(in) :: extent(*)
             integer(c_int32_t) :: dataset
+        end function
+
+        function part(dataset, global, lower, lo, hi) bind(c, name="belay_dataset_part") result(answer)
+            import :: c_int, c_int32_t, c_ptr, c_size_t, c_int64_t
+            integer(c_int32_t), value :: dataset
+            integer(c_size_t), intent(in) :: global(*)
+            integer(c_int64_t), intent(in) :: lower(*)
+            type(c_ptr), value :: lo, hi
+            integer(c_int) :: answer
+        end function
+
+        function come(bytes, payload) bind(c, name="belay_point") result(answer)
+            import :: c_int, c_int64_t, c_ptr
+            integer(c_int64_t), value :: bytes
+            type(c_ptr), value :: payload
+            integer(c_int) :: answer
+        end function
+
+        function fill(payload, bytes) bind(c, name="belay_fastforward") result(answer)
+            import :: c_int, c_ptr, c_size_t
+            type(c_ptr), value :: payload
+            integer(c_size_t), value :: bytes
+            integer(c_int) :: answer
         end function
 
         function site_of(name) bind(c, name="belay_site_id") result(site)
@@ -101,6 +125,52 @@ contains
         integer, intent(in) :: elem, extent(:)
         integer(c_int32_t) :: dataset
         dataset = declare(trim(name) // c_null_char, at, int(elem, c_size_t), size(extent), int(extent, c_size_t), c_null_ptr)
+    end function
+
+    ! The array is a part of a global one of `global` elements in each dimension: its first element is number `first` there,
+    ! counted from 1. The process's own are the elements from `own_first` to `own_last`, counted from 1 in the array itself; all,
+    ! where these are not given. Each list has a number for each dimension.
+    function belay_dataset_part(dataset, global, first, own_first, own_last) result(answer)
+        integer(c_int32_t), intent(in) :: dataset
+        integer, intent(in) :: global(:), first(:)
+        integer, intent(in), optional :: own_first(:), own_last(:)
+        integer(c_int) :: answer
+        integer(c_int64_t), target :: lo(most_dims), hi(most_dims)
+        integer(c_size_t) :: sides(most_dims)
+        integer(c_int64_t) :: lower(most_dims)
+        integer :: dims
+        ! EINVAL, also where a list has not as many numbers.
+        answer = -22
+        dims = belay_dataset_dims(dataset)
+        if (size(global) /= dims .or. size(first) /= dims .or. (present(own_first) .neqv. present(own_last))) return
+        if (any(global < 0)) return
+        sides(:dims) = int(global, c_size_t)
+        lower(:dims) = int(first, c_int64_t) - 1
+        if (present(own_first)) then
+            if (size(own_first) /= dims .or. size(own_last) /= dims) return
+            lo(:dims) = int(own_first, c_int64_t) - 1
+            hi(:dims) = own_last
+            answer = part(dataset, sides, lower, c_loc(lo), c_loc(hi))
+        else
+            answer = part(dataset, sides, lower, c_null_ptr, c_null_ptr)
+        end if
+    end function
+
+    ! The program's own point, with `bytes` bytes of payload at c_loc(payload).
+    function belay_point(payload, bytes) result(answer)
+        type(c_ptr), intent(in) :: payload
+        integer, intent(in) :: bytes
+        integer(c_int) :: answer
+        answer = come(int(bytes, c_int64_t), payload)
+    end function
+
+    ! Fills the arrays and the payload from what another run has left: 1 then, 0 where there is nothing, below 0 where that
+    ! failed.
+    function belay_fastforward(payload, bytes) result(answer)
+        type(c_ptr), intent(in) :: payload
+        integer, intent(in) :: bytes
+        integer(c_int) :: answer
+        answer = fill(payload, int(bytes, c_size_t))
     end function
 
     ! A place in the program, by its name; 0 where that failed.

@@ -39,6 +39,23 @@ int belay_dataset_dims(belay_ds dataset);
  * more. */
 int belay_live(belay_ds dataset, int always);
 
+/* The dataset is a part of a global array, which all processes have together: `global` elements in each dimension, of
+ * which the dataset's first element is number `lower`, counted from 0; below 0 where that is a ghost beyond the rim. The
+ * process's own are the elements of the dataset from `lo` up to, but without, `hi`; NULL, both of them, for all. Those
+ * around it are ghosts: copies of what others own, or beyond the rim. Each element of the global array is one process's
+ * own. It has the dataset's name, which is the same in all of them. Said again after the dataset has got another shape. */
+int belay_dataset_part(belay_ds dataset, const size_t global[], const int64_t lower[], const int64_t lo[], const int64_t hi[]);
+
+/* The program's own point, between two steps, where global arrays are whole: all that the rest of the computation needs
+ * is in them, and in `payload`, at most 4096 bytes, the same in all processes. All processes come to it equally often, not
+ * in a loop. Where a checkpoint is wanted it waits for it, with the others, for up to some seconds. */
+int belay_point(uint64_t payload_bytes, const void *payload);
+/* Where the program is started with belay launch --from, or BELAY_FROM names what belay export has written: fills what is
+ * declared as parts of global arrays, ghosts too, and the payload of the point, which has `payload_bytes` bytes; 1 then, and
+ * 0 where there is nothing to start from. The number of processes may be another one. A negative errno, and a line on
+ * standard error, where that cannot be: some of it may be filled. */
+int belay_fastforward(void *payload, size_t payload_bytes);
+
 /* What a loop does to the part of a dataset from `lo` up to, but without, `hi` in each dimension; NULL, both of them,
  * for all of it. Bounds that can be none (`lo` below 0, or `hi` below `lo`) are heard as BELAY_RW of all of it. */
 typedef struct belay_use {
@@ -61,8 +78,19 @@ void belay_leave(belay_site site);
 
 #if __cplusplus >= 201103L
 #include <initializer_list>
+#include <type_traits>
 
 namespace belay {
+
+/* belay_point and belay_fastforward, with a value that can be copied as bytes. */
+template <class T> int point(const T &payload) {
+    static_assert(std::is_trivially_copyable<T>::value, "what points in it is not there in another process");
+    return belay_point(sizeof payload, &payload);
+}
+template <class T> int fastforward(T &payload) {
+    static_assert(std::is_trivially_copyable<T>::value, "what points in it is not there in another process");
+    return belay_fastforward(&payload, sizeof payload);
+}
 
 /* A loop, for as long as it lives. */
 class loop {

@@ -30,6 +30,7 @@ DISCARD, KEEP = 1, 2
 R, W, RW = 1, 2, 3
 
 _u64, _u32, _size, _handle = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p
+_i64 = ctypes.c_int64
 
 
 class _Options(ctypes.Structure):
@@ -58,8 +59,8 @@ class _Use(ctypes.Structure):
     _fields_ = [
         ("dataset", _u32),
         ("mode", ctypes.c_int),
-        ("lo", ctypes.POINTER(ctypes.c_int64)),
-        ("hi", ctypes.POINTER(ctypes.c_int64)),
+        ("lo", ctypes.POINTER(_i64)),
+        ("hi", ctypes.POINTER(_i64)),
     ]
 
 
@@ -73,6 +74,9 @@ def _load():
         ("dataset_forget", ctypes.c_int, [_u32]),
         ("live", ctypes.c_int, [_u32, ctypes.c_int]),
         ("site_id", _u32, [ctypes.c_char_p]),
+        ("dataset_part", ctypes.c_int, [_u32, p(_size), p(_i64), p(_i64), p(_i64)]),
+        ("point", ctypes.c_int, [_u64, ctypes.c_char_p]),
+        ("fastforward", ctypes.c_int, [ctypes.c_void_p, _size]),
         ("enter", None, [_u32, p(_Use), ctypes.c_int]),
         ("leave", None, [_u32]),
     ]:
@@ -352,6 +356,19 @@ class Dataset:
         self._call("dataset_forget")
         self._kept = None
 
+    def part(self, extent, lower, lo=None, hi=None):
+        """It is a part of a global array of this extent, in which its first element has the index `lower`, below 0 where that is a
+        ghost beyond the rim. The process's own are its elements from index `lo` up to, but without, `hi`; else all."""
+        if (lo is None) != (hi is None):
+            raise ValueError("what is its own has a lower and an upper bound")
+        if any(given is not None and len(given) != self._dims for given in (extent, lower, lo, hi)):
+            raise ValueError("a part has as many numbers as the dataset has dimensions")
+        if any(side < 0 for side in extent):
+            raise ValueError("an extent is not below 0")
+        bounds = _i64 * self._dims
+        own = [given and bounds(*reversed(given)) for given in (lo, hi)]
+        self._call("dataset_part", (_size * self._dims)(*reversed(extent)), bounds(*reversed(lower)), *own)
+
     def live(self, always=True):
         """Whether it is kept in every checkpoint, whatever loops say of it."""
         self._call("live", int(always))
@@ -378,6 +395,21 @@ def overwrites(dataset, lo=None, hi=None):
 def changes(dataset, lo=None, hi=None):
     """That a loop does anything else to it."""
     return _use(RW, dataset, lo, hi)
+
+
+def point(payload=b""):
+    """The program's own point, between two steps, at which a checkpoint of global arrays can be taken. `payload`, at most 4096
+    bytes, is the same in all processes."""
+    payload = bytes(payload)
+    _checked(_library.belay_point(len(payload), payload))
+
+
+def fastforward(size=0):
+    """Fills what is declared as parts of global arrays from what another run has left: the payload of its point then, of so
+    many bytes; None where there is nothing to start from."""
+    payload = ctypes.create_string_buffer(max(size, 1))
+    found = _checked(_library.belay_fastforward(ctypes.byref(payload), size))
+    return payload.raw[:size] if found else None
 
 
 class Site:

@@ -3,13 +3,15 @@
 // Every function here is called from C: what holds for the pointers is said in the header, and null is looked for.
 #![allow(clippy::missing_safety_doc)]
 
-use crate::door::{items, Text};
+use crate::door::{give, items, Text};
 use crate::error::{answer, Failure};
+use belay_abi::access::Share;
 use belay_access::block::MAX_DIMS;
 use belay_access::shape::Shape;
 use belay_access::trace::Mode;
-use belay_tracker::{DeclareError, Part};
+use belay_tracker::{start, DeclareError, Part};
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 
 /// `BELAY_R` and `BELAY_W` of the header; everything else counts as `BELAY_RW`.
 const READ: c_int = 1;
@@ -38,16 +40,21 @@ fn given<'a>(name: &Text<'a>) -> Result<&'a [u8], Failure> {
     Ok(name.to_bytes())
 }
 
-/// As many numbers as there are dimensions, or null.
+/// As many numbers as there are dimensions, or null; `none` in those that there are not.
 ///
 /// # Safety
 /// They are there.
-unsafe fn numbers(at: *const usize, dims: usize) -> Option<[u64; MAX_DIMS]> {
-    let mut out = [1; MAX_DIMS];
+unsafe fn numbers<T: Copy, U: Copy>(at: *const T, dims: usize, none: U, of: impl Fn(T) -> U) -> Option<[U; MAX_DIMS]> {
+    let mut out = [none; MAX_DIMS];
     // SAFETY: as promised by the caller.
     let given = unsafe { items(at, dims) }?;
-    out.iter_mut().zip(given).for_each(|(out, n)| *out = *n as u64);
+    out.iter_mut().zip(given).for_each(|(out, n)| *out = of(*n));
     Some(out)
+}
+
+/// A number of elements, or of bytes.
+fn size(n: usize) -> u64 {
+    n as u64
 }
 
 /// A number, 0 where there is none.
@@ -74,7 +81,7 @@ unsafe extern "C" fn belay_dataset(
             return Err(Failure::invalid("there is no array"));
         }
         // SAFETY: of the header: a number for each dimension, or null.
-        let (extent, stride) = unsafe { (numbers(extent, dims), numbers(stride, dims)) };
+        let (extent, stride) = unsafe { (numbers(extent, dims, 1, size), numbers(stride, dims, 1, size)) };
         let extent = extent.ok_or_else(|| Failure::invalid("there is no extent"))?;
         let shape = match stride {
             Some(stride) => Shape::new(at as u64, elem as u64, extent, stride),
@@ -152,4 +159,71 @@ unsafe extern "C" fn belay_enter(site: u32, uses: *const Use, n: c_int) {
 #[no_mangle]
 extern "C" fn belay_leave(site: u32) {
     belay_tracker::leave(site);
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_dataset_part(
+    dataset: u32,
+    global: *const usize,
+    lower: *const i64,
+    lo: *const i64,
+    hi: *const i64,
+) -> c_int {
+    let declare = || {
+        let dims = belay_tracker::dims(dataset);
+        if dims == 0 {
+            return Err(DeclareError::Unknown(dataset).into());
+        }
+        if lo.is_null() != hi.is_null() {
+            return Err(Failure::invalid("what is its own has two bounds, or none"));
+        }
+        // One below 0 is too large then.
+        let bound = |n: i64| u64::try_from(n).unwrap_or(u64::MAX);
+        // SAFETY: of the header: a number for each dimension, or null.
+        let all = unsafe {
+            (
+                (numbers(global, dims, 1, size), numbers(lower, dims, 0, |n: i64| n)),
+                (numbers(lo, dims, 0, bound), numbers(hi, dims, 1, bound)),
+            )
+        };
+        let ((Some(global), Some(lower)), (lo, hi)) = all else {
+            return Err(Failure::invalid("there is no extent of the global array, or no place in it"));
+        };
+        let own = lo.zip(hi);
+        let (lo, hi) = own.map_or_else(|| belay_tracker::extent(dataset).map(|extent| ([0; MAX_DIMS], extent)), Ok)?;
+        let share = Share { global, lower, lo, hi };
+        Ok(belay_tracker::part(dataset, share)?)
+    };
+    answer(declare())
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_point(bytes: u64, payload: *const c_void) -> c_int {
+    let payload = usize::try_from(bytes).ok().and_then(|n| {
+        // SAFETY: of the header: so many bytes.
+        unsafe { items(payload.cast::<u8>(), n) }
+    });
+    let payload = payload.ok_or_else(|| Failure::invalid("there is no payload"));
+    answer(payload.and_then(|payload| Ok(belay_tracker::point(payload)?)))
+}
+
+#[no_mangle]
+unsafe extern "C" fn belay_fastforward(payload: *mut c_void, bytes: usize) -> c_int {
+    let Some(from) = start::named() else { return 0 };
+    let filled = start::Export::open(&from).and_then(|export| export.fill(bytes));
+    let filled = filled.map_err(|e| Failure {
+        errno: e.errno(),
+        why: format!("start from {}: {e}", from.display()),
+    });
+    // SAFETY: of the header: room for so many bytes.
+    let given = filled.and_then(|from| unsafe { give(&from, payload.cast(), bytes) });
+    if let Err(failure) = &given {
+        // Nobody may listen. What it names is somebody else's.
+        let why: String = failure.why.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let _ = writeln!(std::io::stderr(), "belay: {why}");
+    }
+    match answer(given) {
+        0 => 1,
+        errno => errno,
+    }
 }

@@ -3,11 +3,12 @@
 //!
 //! A page that makes no sense is left alone: everything counts as alive then.
 
+pub(crate) mod points;
 pub(crate) mod report;
 pub(crate) mod sites;
 
 use belay_abi::access::{
-    Dataset, Dead, Page, BEGUN, DIMS, GONE_ON, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED,
+    Dataset, Dead, Page, Share, BEGUN, DIMS, GONE_ON, MAGIC, MAPPED, MOST, MOST_DEAD, MOST_WAY, MOST_WORDS, RING, VERSION, WANTED,
 };
 use belay_access::live::{apart, Datasets, Verdict};
 use belay_access::shape::Shape;
@@ -200,19 +201,31 @@ pub(crate) fn declared(pid: i32, maps: &[Map]) -> Vec<model::Dataset> {
         let count = (half(offset_of!(Page, dataset_count))? as usize).min(MOST);
         let mut bytes = vec![0; count * size_of::<Dataset>()];
         read(offset_of!(Page, datasets), &mut bytes)?;
-        Ok::<_, io::Error>(bytes.chunks_exact(size_of::<Dataset>()).filter_map(dataset).collect())
+        let mut shares = vec![0; count * size_of::<Share>()];
+        read(offset_of!(Page, shares), &mut shares)?;
+        let all = bytes
+            .chunks_exact(size_of::<Dataset>())
+            .zip(shares.chunks_exact(size_of::<Share>()));
+        Ok::<_, io::Error>(all.filter_map(|(raw, of)| dataset(raw, of)).collect())
     };
     all().unwrap_or_default()
 }
 
-/// One as it lies in the page; none where it was given up.
-fn dataset(raw: &[u8]) -> Option<model::Dataset> {
-    let word = |at: usize| Some(u64::from_ne_bytes(*raw.get(at..)?.first_chunk()?));
+/// One as it lies in the page, and what it is a part of; none where it was given up.
+fn dataset(raw: &[u8], share: &[u8]) -> Option<model::Dataset> {
+    let word_of = |raw: &[u8], at: usize| Some(u64::from_ne_bytes(*raw.get(at..)?.first_chunk()?));
     let dims = u32::from_ne_bytes(*raw.get(offset_of!(Dataset, dims)..)?.first_chunk()?) as usize;
-    let words = |at: usize| {
-        (0..dims.clamp(1, DIMS))
-            .map(|d| word(at + d * WORD))
-            .collect::<Option<Vec<_>>>()
+    let words_of = |raw: &[u8], at: usize| {
+        let words = (0..dims.clamp(1, DIMS)).map(|d| word_of(raw, at + d * WORD));
+        words.collect::<Option<Vec<_>>>()
+    };
+    let (word, words) = (|at| word_of(raw, at), |at| words_of(raw, at));
+    let of = |at| words_of(share, at);
+    let share = model::Share {
+        global: of(offset_of!(Share, global))?,
+        lower: of(offset_of!(Share, lower))?.into_iter().map(u64::cast_signed).collect(),
+        lo: of(offset_of!(Share, lo))?,
+        hi: of(offset_of!(Share, hi))?,
     };
     let name = &raw[offset_of!(Dataset, name)..];
     let name = name.split(|b| *b == 0).next().unwrap_or_default();
@@ -223,6 +236,7 @@ fn dataset(raw: &[u8]) -> Option<model::Dataset> {
         elem: word(offset_of!(Dataset, elem))?,
         extent: words(offset_of!(Dataset, extent))?,
         stride: words(offset_of!(Dataset, stride))?,
+        share: Some(share).filter(|share| share.global[0] != 0),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::access::report;
 use crate::access::sites::{Program, Wanted};
+use crate::access::{self, points, points::Meeting};
 use crate::clock::{boottime_ns, monotonic_ns, Clock};
 use crate::error::CaptureError;
 use crate::gate::{self, Shut};
@@ -84,10 +85,12 @@ pub(crate) fn take(
     // Lives longer than what holds the processes: who waits at a gate runs when it opens.
     let shut = come_to_rest(order, &mut clock)?;
     let (wanted, declared) = wait_at_sites(order, tracking)?;
+    let meeting = wait_at_points(order, tracking.silent || wanted.is_some())?;
     let (job, begin) = suspend(order, &mut clock)?;
     host.look_at_clocks(&mut blobs)?;
     // While all stand: nobody waits any more when they go on, or after a restart.
-    let begin = wanted.and_then(|w| w.since).map_or(begin, |since| since.min(begin));
+    let waited = [wanted.and_then(|w| w.since), meeting.and_then(|m| m.since)];
+    let begin = waited.into_iter().flatten().fold(begin, Instant::min);
     let begin = shut.as_ref().map_or(begin, |s| s.since.min(begin));
     let mut held = Held::new(job, shut);
     if held.uses_gpus() {
@@ -109,6 +112,7 @@ pub(crate) fn take(
     let root_had_ended = !job.processes.iter().any(|p| p.pid == order.root_pid);
     clock.enter(Phase::Capture);
     let mut captured = capture(job, order, shut, blob)?;
+    tracking.silent = !captured.drafts.iter().any(|draft| draft.maps.iter().any(access::is_page));
     clock.enter(Phase::Drain);
     let descriptors = drain(job, order, (&mut captured, shut), (&mut blobs, session))?;
     histories::note(&descriptors, order.dir)?;
@@ -177,6 +181,17 @@ fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<(Option<Wanted
     }
     let declared = report::of(&programs);
     Ok((may_wait.then(|| Wanted::ask(programs)), declared))
+}
+
+/// Where processes have parts of global arrays, has all of them wait at the same point of their own. Not where nobody has
+/// declared anything the last time, or where some wait elsewhere already; nor where processes on other hosts, which come to
+/// no such agreement, are in the job.
+fn wait_at_points(order: Order<'_>, is_none: bool) -> Result<Option<Meeting>, CaptureError> {
+    if is_none || order.gate || order.group.is_some() {
+        return Ok(None);
+    }
+    let listing = Listing::make(agent(), &gate::outside(&order.options.outside))?;
+    Ok(Meeting::ask(listing.processes.iter().map(|(pid, ..)| *pid)))
 }
 
 /// Stops every task; since when.
@@ -258,6 +273,7 @@ fn capture(job: &mut Suspended, order: Order<'_>, shut: Option<&Shut>, blob: &'s
         tables,
         processes,
     };
+    captured.tell_points(job);
     captured.tell_stops(job)?;
     captured.look_into_memory(job, order.group)?;
     namespaces::check(&captured.drafts)?;
@@ -317,6 +333,15 @@ fn ask_processes(job: &mut Suspended, areas: &[Area], drafts: &mut [Draft]) -> R
 }
 
 impl Captured {
+    /// Points of their own at which processes wait.
+    fn tell_points(&mut self, job: &Suspended) {
+        for (process, draft) in job.processes.iter().zip(&self.drafts) {
+            let point = points::waiting(draft.task, &draft.maps, &|word| process.waits_for(word));
+            let its = self.processes.iter_mut().filter(|p| p.pid == draft.pid);
+            its.for_each(|p| p.point.clone_from(&point));
+        }
+    }
+
     /// Sessions, and stops and continuations of which a parent has not been told.
     fn tell_stops(&mut self, job: &mut Suspended) -> Result<(), CaptureError> {
         process::tell_sessions(&mut self.processes);

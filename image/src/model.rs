@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 mod declared;
 
-pub use declared::{Dataset, LeftOut};
+pub use declared::{Dataset, LeftOut, Point, Share};
 
 /// Contents of section JOB.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -272,6 +272,9 @@ pub struct Process {
     /// The arrays that the program has declared (`belay_access.h`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub datasets: Vec<Dataset>,
+    /// The point of its own at which it waited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<Point>,
     /// Rings of native asynchronous I/O; the other mappings of kind [`VmaKind::Ring`] belong to no context.
     #[serde(default)]
     pub rings: Vec<Ring>,

@@ -86,7 +86,16 @@ parts!(access::Page {
     sites,
     dead,
     marks,
-    ring
+    ring,
+    point,
+    point_want,
+    point_here,
+    point_at,
+    point_took,
+    point_turn,
+    payload_bytes,
+    payload,
+    shares
 });
 parts!(index::Entry { key, high, location });
 

@@ -10,17 +10,23 @@
 //! | `page` | the page: made, found again, not had by children |
 //! | `writer` | who writes to it |
 //! | `verify` | finds declarations that are not true, where that is asked for: nothing is recorded then |
+//! | `point` | the program's own point, at which it waits for a checkpoint |
+//! | `start` | arrays filled from those of another run |
 //! | `dead` | memory that a restart has not brought back, given its access rights when it is overwritten |
 
 mod dead;
 mod page;
+mod point;
+pub mod start;
 mod verify;
 mod writer;
 
-use belay_abi::access::{self, Dataset, Page, BOTH, DIMS, MOST_USES, READ, WRITE};
+use belay_abi::access::{self, Dataset, Page, Share, BOTH, DIMS, MOST_PAYLOAD, MOST_USES, READ, WRITE};
+use belay_access::global::{self, PartError};
 use belay_access::shape::{Shape, ShapeError};
 use belay_access::trace::Mode;
 use belay_kernel::futex;
+pub use point::point;
 use std::io;
 use std::sync::atomic::{compiler_fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -48,6 +54,15 @@ pub enum DeclareError {
     /// The dataset cannot be one.
     #[error("the dataset {0}")]
     Shape(#[from] ShapeError),
+    /// It cannot be a part of a global array.
+    #[error("the dataset {0}")]
+    Part(#[from] PartError),
+    /// The name of a global array is no text.
+    #[error("the name of a global array is UTF-8")]
+    Text,
+    /// The payload is too long.
+    #[error("the payload of a point has {MOST_PAYLOAD} bytes at most")]
+    Payload,
     /// There are too many.
     #[error("there are {} already: no more can be declared", access::MOST)]
     Full,
@@ -64,7 +79,7 @@ impl DeclareError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Page(e) => e.raw_os_error().unwrap_or(libc::EIO),
-            Self::Name | Self::Shape(_) => libc::EINVAL,
+            Self::Name | Self::Shape(_) | Self::Part(_) | Self::Text | Self::Payload => libc::EINVAL,
             Self::Full => libc::ENOSPC,
             Self::Unknown(_) => libc::ENOENT,
             Self::Busy => libc::EBUSY,
@@ -152,6 +167,21 @@ fn relocate(dataset: u32, address: u64) -> Result<(), DeclareError> {
     writer.change(dataset, &Dataset { address, ..old });
     writer.moved(dataset, address);
     verify::declared(&writer);
+    Ok(())
+}
+
+/// A dataset is a part of a global array, with its own elements from `lo` up to, but without, `hi`.
+pub fn part(dataset: u32, share: Share) -> Result<(), DeclareError> {
+    let page = page::get().ok_or(DeclareError::Unknown(dataset))?;
+    let writer = Writer::begin(page)?;
+    let of = writer.known(dataset)?;
+    if std::str::from_utf8(&of.name).is_err() {
+        return Err(DeclareError::Text);
+    }
+    // One that has been given up lies nowhere.
+    let shape = Shape::new(of.address.max(1), of.elem, of.extent, of.stride)?;
+    global::Part::new(shape, share.global, share.lower, (share.lo, share.hi))?;
+    writer.share(dataset, &share);
     Ok(())
 }
 
@@ -272,6 +302,12 @@ fn wait_for_stop(page: Handle, site: u32) {
 /// The page of this process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle(&'static Page);
+
+/// How many elements a dataset has in each dimension.
+pub fn extent(dataset: u32) -> Result<[u64; DIMS], DeclareError> {
+    let page = page::get().ok_or(DeclareError::Unknown(dataset))?;
+    Ok(Writer::begin(page)?.known(dataset)?.extent)
+}
 
 /// How many dimensions a dataset has; 0 where it is none.
 pub fn dims(dataset: u32) -> usize {

@@ -2,7 +2,7 @@
 
 use crate::writer::Writer;
 use crate::{verify, Handle};
-use belay_abi::access::{Dataset, Dead, Page, Site, MAGIC, NAME, VERSION};
+use belay_abi::access::{Dataset, Dead, Page, Share, Site, MAGIC, NAME, VERSION};
 use belay_abi::words::Shared;
 use belay_kernel::pages::Reference;
 use belay_kernel::{process, shared};
@@ -91,7 +91,9 @@ impl Handle {
     words! {
         watched: AtomicU32, busy: AtomicU32, faults: AtomicU32, changes: AtomicU32, site: AtomicU32, want: AtomicU32,
         here: AtomicU32, head: AtomicU64, reserved: AtomicU64, open: AtomicU64, dead_count: AtomicU32,
-        dataset_count: AtomicU32, site_count: AtomicU32, forked: AtomicU32, whole_at: AtomicU64,
+        dataset_count: AtomicU32, site_count: AtomicU32, forked: AtomicU32, whole_at: AtomicU64, point: AtomicU64,
+        point_want: AtomicU64, point_here: AtomicU64, point_at: AtomicU64, point_took: AtomicU64, point_turn: AtomicU32,
+        payload_bytes: AtomicU32,
     }
 
     /// Whether the process has yet to overwrite some of what a restart has not brought back.
@@ -127,6 +129,16 @@ impl Handle {
     /// The datasets. Only a writer changes them.
     pub(crate) fn datasets(self) -> &'static [Shared<Dataset>] {
         &self.0.datasets
+    }
+
+    /// What parts of global arrays they are. The same.
+    pub(crate) fn shares(self) -> &'static [Shared<Share>] {
+        &self.0.shares
+    }
+
+    /// What is kept with the point at which the program waits.
+    pub(crate) fn payload(self) -> &'static [AtomicU64] {
+        &self.0.payload
     }
 
     /// The sites, which only a writer adds to.

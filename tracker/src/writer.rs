@@ -1,7 +1,7 @@
 //! Who writes to the page: one thread at a time.
 
 use crate::{dead, DeclareError, Handle};
-use belay_abi::access::{self, Dataset, Site, MARK_WORDS, MOST, MOST_WORDS};
+use belay_abi::access::{self, Dataset, Share, Site, MARK_WORDS, MOST, MOST_WORDS};
 use belay_kernel::cpu::{thread_block, ticks};
 use std::sync::atomic::{fence, Ordering};
 
@@ -98,6 +98,17 @@ impl Writer {
         self.changing(|| self.page.datasets()[at].set(new));
     }
 
+    /// Which part of a global array the dataset with this number is, of which it is known that it is one.
+    pub(crate) fn share_of(&self, dataset: u32) -> Share {
+        self.page.shares()[dataset as usize - 1].get()
+    }
+
+    /// Says which part of a global array it is.
+    pub(crate) fn share(&self, dataset: u32, new: &Share) {
+        let at = dataset as usize - 1;
+        self.changing(|| self.page.shares()[at].set(new));
+    }
+
     /// While it is done the agent sees that what it reads is not whole.
     fn changing(&self, change: impl FnOnce()) {
         let changes = self.page.changes();
@@ -123,6 +134,7 @@ impl Writer {
         let is_same = at < count && shape(&self.read(at)) == shape(new);
         self.change(number, new);
         if !is_same {
+            self.share(number, &Share::default());
             self.reset();
         }
         if at == count {

@@ -188,7 +188,7 @@ fn recent(page: &Shared) -> Vec<Loop> {
 }
 
 /// How fast the processor's time stamp counter counts.
-fn ticks_per_s() -> f64 {
+pub(super) fn ticks_per_s() -> f64 {
     let now = || (Instant::now(), cpu::ticks());
     let (begin, first) = now();
     std::thread::sleep(Duration::from_millis(2));

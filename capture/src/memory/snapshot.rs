@@ -14,7 +14,6 @@ use crate::memory::mappings::{self, Identities, Pages};
 use crate::memory::tracking::{self, Armed, Clean, Tracking, Wish};
 use crate::memory::{kin::Kin, mlock::Locks, reader};
 use crate::state::draft::Draft;
-use crate::state::wait::Call;
 use crate::stop::stopped::Suspended;
 use crate::{Access, CaptureError};
 use belay_abi::inject::{Range, MAX_LEFT_OUT, RANGE_KEEP_ZEROS, RANGE_REFUSED, RANGE_UNREADABLE};
@@ -171,10 +170,7 @@ pub(crate) fn take(
         match Child::new(draft, area, control, *made, session, wish) {
             Ok(mut child) => {
                 child.frugal = plan.frugal;
-                let waits = |word| {
-                    let mut its = job.processes.iter().filter(|p| p.pid == draft.pid).flat_map(|p| &p.tasks);
-                    its.any(|t| t.waits && Call::of(&t.regs).args[0] == word)
-                };
+                let waits = |word| job.processes.iter().any(|p| p.pid == draft.pid && p.waits_for(word));
                 tracking.declares |= child.look_at_datasets(access, plan, &waits);
                 out.push(child);
             }

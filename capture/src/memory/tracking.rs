@@ -112,6 +112,8 @@ pub struct Tracking {
     off: bool,
     /// Somebody has declared what its loops do.
     pub(crate) declares: bool,
+    /// The last checkpoint has found no process that has declared anything.
+    pub(crate) silent: bool,
     /// The files that the processes map.
     pub(crate) code: Code,
 }

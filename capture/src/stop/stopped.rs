@@ -1,6 +1,6 @@
 //! Stopped processes: what is known of them, and of their tasks. [`crate::stop::resume`] lets them go on.
 
-use crate::state::wait::Wait;
+use crate::state::wait::{Call, Wait};
 use crate::stop::reaper::{self, Reaper};
 use crate::stop::tracers::{Traced, Tracers};
 use crate::CaptureError;
@@ -301,6 +301,11 @@ impl Suspended {
 }
 
 impl Process {
+    /// Whether one of its tasks waits for the futex at `word`.
+    pub(crate) fn waits_for(&self, word: u64) -> bool {
+        self.tasks.iter().any(|t| t.waits && Call::of(&t.regs).args[0] == word)
+    }
+
     /// A process whose `tasks` are stopped.
     pub(crate) fn stopped(pid: i32, ppid: i32, tasks: Vec<Task>) -> Self {
         Self {

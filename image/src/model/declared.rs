@@ -16,6 +16,31 @@ pub struct Dataset {
     pub extent: Vec<u64>,
     /// Bytes from one element to the next in each.
     pub stride: Vec<u64>,
+    /// Which part of a global array it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
+}
+
+/// A part of a global array, which processes have together: a number for each dimension.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Elements of the global array.
+    pub global: Vec<u64>,
+    /// Where in it the first element of the part lies: below 0 where that is a ghost beyond its rim.
+    pub lower: Vec<i64>,
+    /// The first element of the part that is the process's own: the others are ghosts,
+    pub lo: Vec<u64>,
+    /// and one behind the last.
+    pub hi: Vec<u64>,
+}
+
+/// A point of the program's own at which a process waited: it changed none of its arrays then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    /// How often it had come there.
+    pub number: u64,
+    /// What it keeps with it.
+    pub payload: Vec<u8>,
 }
 
 /// Memory that was not stored, because the program overwrote it after the checkpoint before it read it

@@ -197,6 +197,7 @@ fn process(pid: i32, t: &Task) -> Process {
         keys: 0,
         left_out: None,
         datasets: Vec::new(),
+        point: None,
         placements: Vec::new(),
         vmas: Vec::new(),
         rings: Vec::new(),
