@@ -103,6 +103,9 @@ pub struct Description {
     /// It is stored, but what could be left out is told.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
+    /// The arrays that its programs start from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<Name>,
     /// The last restart was to go on whatever instructions the processor lacks; for the parts on other hosts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub any_cpu: bool,
@@ -255,6 +258,7 @@ impl Description {
             leave_out: true,
             certain: false,
             report: false,
+            from: None,
             any_cpu: false,
             log_level: "info".into(),
             metrics: None,

@@ -6,6 +6,8 @@ use crate::nodes::prefix;
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Disposition, SignalFd, SignalSet};
 use crate::{front, Failure};
+use belay_access::index::FROM;
+use belay_image::name::Name;
 use belay_kernel::limits;
 use belay_kernel::proc::Outside;
 use belay_kernel::process;
@@ -67,6 +69,7 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
     let (front_end, agent_end) = Channel::pair().map_err(system("make a channel to the agent"))?;
     let fallback = Fallback::of(&setup);
     let preload = setup.description.config.verbs.variable()?;
+    let from = setup.description.from.clone();
     let mut agent = Agent::new(setup)?;
     agent.open_metrics()?;
     agent.listen()?;
@@ -83,15 +86,24 @@ fn start(argv: &[CString], setup: Setup, set: &SignalSet, inherited: &Inherited)
         None => {
             drop(front_end);
             drop(signals);
-            std::process::exit(run_agent((argv, preload), agent, agent_end, inherited))
+            std::process::exit(run_agent((argv, preload, from), agent, agent_end, inherited))
         }
     }
 }
 
 /// The agent's process: starts the command and serves the job.
-fn run_agent((argv, preload): (&[CString], Option<CString>), agent: Agent, channel: Channel, inherited: &Inherited) -> i32 {
+fn run_agent(
+    (argv, preload, from): (&[CString], Option<CString>, Option<Name>),
+    agent: Agent,
+    channel: Channel,
+    inherited: &Inherited,
+) -> i32 {
     // A front that dies this early leaves nothing behind: the command is not started yet.
     let mut name = None;
+    if let Some(from) = from {
+        // SAFETY is no question: as below.
+        std::env::set_var(FROM, from.as_os_str());
+    }
     if let Some(path) = agent.path_for_command() {
         // SAFETY is no question: there is one thread.
         std::env::set_var("PATH", path);

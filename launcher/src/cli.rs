@@ -91,8 +91,10 @@ pub(crate) enum Command {
     /// Write the arrays that a program has declared (belay_access.h) into files
     ///
     /// Into a new directory: a file of raw elements for each array of each process, the first dimension changing
-    /// fastest, and datasets.json, which says what they are. Also of the parts on other hosts, where what they have
-    /// stored lies in the job directory or on this host.
+    /// fastest, and datasets.json, which says what they are. Arrays that are parts of global ones become one file, from
+    /// which another number of processes can start (launch --from); the checkpoint must have been taken while all of them
+    /// waited in belay_point. Also of the parts on other hosts, where what they have stored lies in the job directory or
+    /// on this host.
     Export(Export),
     /// End a running job
     ///
@@ -214,6 +216,10 @@ pub(crate) struct Launch {
     /// Serve numbers for Prometheus over HTTP at HOST:PORT or unix:PATH, or write them to file:PATH after each checkpoint
     #[arg(long, value_name = "WHERE", value_parser = metrics)]
     pub(crate) metrics: Option<String>,
+    /// Arrays to start from, as export has written them: for programs that call belay_fastforward, with any number of
+    /// processes
+    #[arg(long, value_name = "DIR")]
+    pub(crate) from: Option<PathBuf>,
     /// The command and its arguments
     #[arg(
         required = true,
@@ -415,6 +421,9 @@ pub(crate) struct Export {
     /// The directory to make
     #[arg(short, long, value_name = "DIR", default_value = "datasets")]
     pub(crate) output: PathBuf,
+    /// Write what each process has of global arrays by itself, ghosts too, whatever the processes were doing
+    #[arg(long)]
+    pub(crate) by_process: bool,
 }
 
 /// `belay stop`.

@@ -86,7 +86,7 @@ fn escaped(json: &str) -> String {
 }
 
 fn export(args: &cli::Export) -> Result<u8, Failure> {
-    let done = export::export(&args.image, &args.output)?;
+    let done = export::export(&args.image, &args.output, args.by_process)?;
     for why in &done.left {
         sys::say(&format!("not exported: {why}"));
     }

@@ -1,7 +1,10 @@
 //! `belay export`: the arrays that programs have declared (`belay_access.h`), out of a generation and into files.
 
+mod global;
+
 use crate::format;
 use crate::inspect::{generation_of, look_as_owner};
+use belay_access::index::{Portable, INDEX};
 use belay_access::shape::Shape;
 use belay_coordinator::{plain, Failure};
 use belay_image::extents::{self, Extent, PAGE};
@@ -23,8 +26,6 @@ use std::path::{Path, PathBuf};
 
 /// What is read at once.
 const WINDOW: u64 = 1 << 20;
-/// The file that says what the others are.
-const INDEX: &str = "datasets.json";
 
 /// What has been written.
 #[derive(Debug, Default)]
@@ -42,6 +43,8 @@ pub(crate) struct Exported {
 struct Index {
     generation: u64,
     time_unix_s: u64,
+    #[serde(flatten)]
+    portable: Portable,
     datasets: Vec<Entry>,
 }
 
@@ -64,6 +67,8 @@ struct Part {
     number: u64,
     dir: PathBuf,
     job: Job,
+    /// Something was left out, or had not come back since a restart from one in which something was.
+    lacks: bool,
     /// Which arrays of which processes.
     arrays: Vec<(usize, usize, Shape)>,
     /// Bytes that they take on a disk, at most.
@@ -71,27 +76,37 @@ struct Part {
 }
 
 /// Writes the arrays of `image`, a job (its newest generation) or the directory of a generation, into the new directory
-/// `to`: a file each, with its elements side by side, and an index. After a failure nothing of that is left.
-pub(crate) fn export(image: &Path, to: &Path) -> Result<Exported, Failure> {
+/// `to`: a file each, with its elements side by side, and an index. Those of which processes have declared that they are
+/// parts of global ones become one file, unless what each process has is wanted. After a failure nothing of that is left.
+pub(crate) fn export(image: &Path, to: &Path, by_process: bool) -> Result<Exported, Failure> {
     look_as_owner(image)?;
     belay_kernel::limits::raise_descriptors();
     let root = generation_of(image)?;
     let mut done = Exported::default();
     let manifest = Manifest::read(&root)?;
     let parts = parts(&root)?.into_iter();
-    let parts = parts.map(|(number, dir)| Part::look(number, dir, &mut done.left));
+    let parts = parts.map(|(number, dir)| Part::look((number, dir), by_process, &mut done.left));
     let parts = parts.collect::<Result<Vec<_>, Failure>>()?;
-    if parts.iter().all(|part| part.arrays.is_empty()) {
+    let together = if by_process { None } else { global::Plan::of(&parts)? };
+    if together.is_none() && parts.iter().all(|part| part.arrays.is_empty()) {
         return Ok(done);
     }
     let mut made = Made::directory(to)?;
-    fits(to, parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add))?;
+    let bytes = together.iter().map(|plan| plan.bytes);
+    fits(
+        to,
+        parts.iter().map(|part| part.bytes).chain(bytes).fold(0, u64::saturating_add),
+    )?;
     let mut index = Index {
         generation: manifest.generation,
         time_unix_s: manifest.time_unix_s,
+        portable: Portable::default(),
         datasets: Vec::new(),
     };
     let mut names = Names::default();
+    if let Some(plan) = &together {
+        (done.arrays, done.bytes) = plan.write(&parts, (&mut made, &mut names), &mut index.portable)?;
+    }
     for part in &parts {
         part.write(&mut made, &mut names, &mut index.datasets, &mut done)?;
     }
@@ -106,14 +121,15 @@ pub(crate) fn export(image: &Path, to: &Path) -> Result<Exported, Failure> {
 
 impl Part {
     /// Looks what there is to write, and says in `left` what cannot be.
-    fn look(number: u64, dir: PathBuf, left: &mut Vec<String>) -> Result<Self, Failure> {
-        // Something was left out, or had not come back since a restart from one in which something was.
+    fn look((number, dir): (u64, PathBuf), by_process: bool, left: &mut Vec<String>) -> Result<Self, Failure> {
         let lacks = Manifest::read(&dir)?.left_out.is_some();
         let job: Job = SectionFile::read(&dir.join(JOB_FILE))?.get_json(Kind::Job)?;
         let (mut arrays, mut bytes) = (Vec::new(), 0u64);
-        for (process, p) in job.processes.iter().enumerate().filter(|(_, p)| !p.datasets.is_empty()) {
+        let is_single = |d: &Dataset| by_process || d.share.is_none();
+        let has_some = |p: &Process| p.datasets.iter().any(is_single);
+        for (process, p) in job.processes.iter().enumerate().filter(|(_, p)| has_some(p)) {
             let table = table(&dir, p)?;
-            for (array, d) in p.datasets.iter().enumerate() {
+            for (array, d) in p.datasets.iter().enumerate().filter(|(_, d)| is_single(d)) {
                 match whole((p, d), lacks) {
                     Ok(shape) => {
                         bytes = bytes.saturating_add(stored(&table, &shape));
@@ -127,6 +143,7 @@ impl Part {
             number,
             dir,
             job,
+            lacks,
             arrays,
             bytes,
         })
@@ -145,7 +162,7 @@ impl Part {
             for (_, array, shape) in of_process {
                 let d = &p.datasets[*array];
                 let name = plain(&d.name.to_string());
-                let file = names.unused(&name, (self.number, p.pid));
+                let file = names.unused(&name, &format!("{}.{}", self.number, p.pid));
                 let (path, new) = made.file(&file)?;
                 write(&path, new, shape, &mut memory)?;
                 done.arrays += 1;
@@ -247,7 +264,7 @@ struct Names(HashMap<String, u64>);
 
 impl Names {
     /// A name of a file that no other one has.
-    fn unused(&mut self, name: &str, (part, pid): (u64, i32)) -> String {
+    fn unused(&mut self, name: &str, whose: &str) -> String {
         let harmless = |c: char| {
             if c.is_ascii_alphanumeric() || "_-".contains(c) {
                 c
@@ -257,7 +274,7 @@ impl Names {
         };
         // Without another dot: what is counted has one more.
         let base: String = name.chars().map(harmless).collect();
-        let base = format!("{base}.{part}.{pid}");
+        let base = format!("{base}.{whose}");
         let count = self.0.entry(base.clone()).or_default();
         *count += 1;
         match *count {
@@ -435,7 +452,7 @@ mod tests {
     #[test]
     fn names_are_harmless_and_each_is_used_once() {
         let mut names = Names::default();
-        let mut of = |name| names.unused(name, (0, 7));
+        let mut of = |name| names.unused(name, "0.7");
         assert_eq!(of("density0"), "density0.0.7.raw");
         assert_eq!(of("../x/é"), "___x__.0.7.raw");
         assert_eq!([of("a.b"), of("a/b")], ["a_b.0.7.raw", "a_b.0.7.1.raw"]);

@@ -267,6 +267,10 @@ fn process_text(p: &Process) -> String {
             format::bytes(l.packed_bytes)
         );
     }
+    if let Some(point) = &p.point {
+        let (number, bytes) = (point.number, point.payload.len());
+        let _ = writeln!(out, "  waits in belay_point number {number}, with a payload of {bytes} bytes");
+    }
     for t in &p.threads {
         let rip = t.regs.get(16).copied().unwrap_or(0);
         let _ = writeln!(

@@ -1,6 +1,7 @@
 //! `belay launch`, `belay restart` and `belay run`: prepare the job directory, then become the front of the job.
 
 mod another;
+mod from;
 pub(crate) mod part;
 
 use crate::cli::{self, Gpu, Launch, Rank, Restart, Run, Store, Upkeep};
@@ -14,7 +15,7 @@ use belay_coordinator::levels::Levels;
 use belay_coordinator::nodes::alive;
 use belay_coordinator::nodes::allocation::Allocation;
 use belay_coordinator::nodes::hosts::read_file;
-use belay_coordinator::nodes::{is_daemon, step, Nodes};
+use belay_coordinator::nodes::{step, Nodes};
 use belay_coordinator::redundancy::{heal, local, serve, Redundancy};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::tiers::gather;
@@ -36,6 +37,7 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
     let config = config.of_job(redundancy);
     limits.check_tiers(&config, Use::New)?;
     let description = described(&args, &limits)?;
+    from::check(args.from.as_deref())?;
     let dir = JobDir::create(&args.ckpt_dir)?;
     let lock = dir.lock()?;
     another::refuse_earlier(&dir, tiers::held(&dir)?)?;
@@ -86,6 +88,7 @@ fn described(args: &Launch, limits: &Limits) -> Result<Description, Failure> {
         leave_out: matches!(args.access, cli::Access::Deferred | cli::Access::Certain),
         certain: args.access == cli::Access::Certain,
         report: args.access == cli::Access::Report,
+        from: from::absolute(args.from.as_ref())?,
         across_hosts: args.across_hosts,
         log_level: logging::level_name(args.log_level),
         metrics: args.metrics.clone().filter(|m| m != "off"),
@@ -330,6 +333,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
         }
         _ => {
             launch::check(&args.launch.command)?;
+            from::check(args.launch.from.as_deref())?;
             sys::drop_file_capabilities().map_err(|e| Failure::system("give up the capabilities of the program file", &e))?;
             limits.check_tiers(&launched, Use::New)?;
             launch_in(&dir, lock, (launched, new), args.launch, restarts)?
@@ -563,23 +567,6 @@ fn restart_options(
         restorer: belay_kernel::blob::find("belay-restorer")
             .map_err(|e| Failure::new(Exit::System, format!("{e}; install belay completely")))?,
     })
-}
-
-/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which
-/// is in no checkpoint. (Where the stand-in for `srun` knows of the plugin, it has become `mpirun` instead.)
-fn refuse_plugin_of_srun(command: &[OsString]) -> Result<(), Failure> {
-    let program = command.first().map(Path::new).unwrap_or(Path::new(""));
-    let offered = ["PMIX_NAMESPACE", "PMI_FD"].iter().any(|v| std::env::var_os(v).is_some());
-    if !offered || std::env::var_os("SLURM_STEP_ID").is_none() || is_daemon(program) {
-        return Ok(());
-    }
-    Err(Failure::new(
-        Exit::Usage,
-        format!(
-            "srun connects {} to Slurm's own MPI server (--mpi), which cannot be checkpointed; start it with mpirun, or with srun --mpi=none",
-            program.display()
-        ),
-    ))
 }
 
 /// Becomes the program of a rank; ends this process as the program ends.

@@ -1,16 +1,18 @@
 //! A part of a job of which the root is on another host.
 
-use super::{refuse_plugin_of_srun, restart_options};
+use super::restart_options;
 use crate::cli::Agent;
 use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::jobdir::{Access, Description, JobDir, Lock};
 use belay_coordinator::nodes::again::LOCK_LIMIT;
-use belay_coordinator::nodes::Nodes;
+use belay_coordinator::nodes::{is_daemon, Nodes};
 use belay_coordinator::redundancy::{local, record};
 use belay_coordinator::tiers::gather;
 use belay_coordinator::{launch, restart, sys, tiers, End, Failure};
 use belay_image::name::Name;
+use belay_wire::Exit;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -70,6 +72,7 @@ fn launch_part(args: Agent) -> Result<End, Failure> {
         description.differential = root.differential;
         description.log_level = root.log_level;
         description.config.verbs = root.config.verbs;
+        description.from = root.from;
     }
     let lock = dir.lock()?;
     dir.describe(&description)?;
@@ -87,4 +90,21 @@ fn part(args: &Agent, dir: JobDir, lock: Lock, description: Description) -> Resu
         nodes: Some(Nodes::part(&args.key, &args.join, args.tag, args.called.clone())?),
         restarts: args.ends_with_root,
     })
+}
+
+/// The rank of a program that `srun --mpi=pmix` or `--mpi=pmi2` starts would be connected to Slurm's own daemon, which
+/// is in no checkpoint. (Where the stand-in for `srun` knows of the plugin, it has become `mpirun` instead.)
+fn refuse_plugin_of_srun(command: &[OsString]) -> Result<(), Failure> {
+    let program = command.first().map(Path::new).unwrap_or(Path::new(""));
+    let offered = ["PMIX_NAMESPACE", "PMI_FD"].iter().any(|v| std::env::var_os(v).is_some());
+    if !offered || std::env::var_os("SLURM_STEP_ID").is_none() || is_daemon(program) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::Usage,
+        format!(
+            "srun connects {} to Slurm's own MPI server (--mpi), which cannot be checkpointed; start it with mpirun, or with srun --mpi=none",
+            program.display()
+        ),
+    ))
 }
