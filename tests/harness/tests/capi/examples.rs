@@ -112,7 +112,7 @@ fn die_often(job: &mut Job, rng: &mut Rng) -> Result<bool, Failure> {
 }
 
 /// Waits until it says that it has done further steps, and then for a part of that time; whether it still runs.
-fn advances(job: &mut Job, rng: &mut Rng) -> Result<bool, Failure> {
+pub(super) fn advances(job: &mut Job, rng: &mut Rng) -> Result<bool, Failure> {
     let newest = |job: &Job| job.output_text().lines().rfind(|l| l.starts_with("step ")).map(str::to_owned);
     let (before, start) = (newest(job), Instant::now());
     while newest(job) == before {
@@ -129,7 +129,7 @@ fn advances(job: &mut Job, rng: &mut Rng) -> Result<bool, Failure> {
 }
 
 /// Takes a checkpoint, unless it has ended.
-fn is_taken(job: &Job) -> Result<bool, Failure> {
+pub(super) fn is_taken(job: &Job) -> Result<bool, Failure> {
     let o = job.checkpoint_raw(&[])?;
     let has_ended = ENDED.contains(&o.status.code());
     want(o.status.success() || has_ended, || {
@@ -139,7 +139,7 @@ fn is_taken(job: &Job) -> Result<bool, Failure> {
 }
 
 /// What it has printed when it has ended well.
-fn end(job: &mut Job) -> Result<String, Failure> {
+pub(super) fn end(job: &mut Job) -> Result<String, Failure> {
     let end = job.wait(LIMIT)?;
     let said = job.output_text();
     want(end.success(), || format!("{}: {said}", show(end)))?;
@@ -147,7 +147,7 @@ fn end(job: &mut Job) -> Result<String, Failure> {
 }
 
 /// The checksum in its last line.
-fn sum(said: &str) -> Result<String, Failure> {
+pub(super) fn sum(said: &str) -> Result<String, Failure> {
     let last = said.lines().last().and_then(|line| line.strip_prefix("checksum "));
     last.map(str::to_owned)
         .ok_or_else(|| format!("no checksum at the end of: {said}"))

@@ -4,6 +4,7 @@
 mod access;
 mod compat;
 mod examples;
+mod portable;
 
 use belay_tests::expect::{io, want};
 use belay_tests::job::{output, patient, text, Job};
@@ -369,6 +370,8 @@ fn main() {
     target.by_user("closed", |_| true, access::closed);
     target.by_user("declared_in_python", |_| true, access::declared_in_python);
     target.by_user("astray", |_| true, access::astray);
+    target.by_user("portable_refused", |_| true, portable::refused);
+    target.by_user("portable_ranks", |_| true, portable::ranks);
     target.by_user("heat", |_| true, examples::heat);
     target.by_user("wave", |_| true, examples::wave);
     if am_root() && belay_tests::hosts::unavailable().is_none() {
