@@ -14,11 +14,28 @@ pub type Datasets = BTreeMap<u32, Shape>;
 /// Bytes of declared data that are alive before each loop of `trace`. What the rest of the trace does not use counts as
 /// alive: so does what its last loops leave.
 pub fn alive(datasets: &Datasets, trace: &[Loop]) -> Vec<u64> {
+    sweep(datasets, trace).into_iter().map(|(before, _)| before).collect()
+}
+
+/// The same in the midst of each loop, all of whose data is alive then.
+pub fn alive_inside(datasets: &Datasets, trace: &[Loop]) -> Vec<u64> {
+    sweep(datasets, trace).into_iter().map(|(_, inside)| inside).collect()
+}
+
+/// What is alive before each loop, and inside of it.
+fn sweep(datasets: &Datasets, trace: &[Loop]) -> Vec<(u64, u64)> {
     let all: u64 = datasets.values().map(Shape::bytes).sum();
     let mut dead: BTreeMap<u32, Region> = BTreeMap::new();
     let mut dead_bytes = 0;
-    let mut out = vec![0; trace.len()];
+    let mut out = vec![(0, 0); trace.len()];
     for (at, one) in trace.iter().enumerate().rev() {
+        for used in &one.uses {
+            let Some(shape) = datasets.get(&used.dataset) else { continue };
+            let Some(block) = part(used, shape) else { continue };
+            let dead = dead.entry(used.dataset).or_default();
+            dead_bytes -= dead.take(&block).elements() * shape.elem;
+        }
+        out[at].1 = all - dead_bytes;
         // Backwards: what a loop reads is alive before it, even if it then overwrites it.
         for used in one.in_order().rev() {
             let Some(shape) = datasets.get(&used.dataset) else { continue };
@@ -35,7 +52,7 @@ pub fn alive(datasets: &Datasets, trace: &[Loop]) -> Vec<u64> {
                 *dead = Region::default();
             }
         }
-        out[at] = all - dead_bytes;
+        out[at].0 = all - dead_bytes;
     }
     out
 }

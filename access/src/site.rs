@@ -1,6 +1,7 @@
 //! Where to stop: the loop before which least is alive, unless it is long in coming.
 
-use crate::live::{alive, alive_but_next, Datasets};
+use crate::live::{alive, alive_but_next, alive_inside, Datasets};
+use crate::shape::Shape;
 use crate::trace::Loop;
 use std::collections::BTreeMap;
 
@@ -76,6 +77,25 @@ pub fn sites(datasets: &Datasets, trace: &[Loop], reach: Reach) -> Vec<Site> {
     all.into_iter().filter_map(site).collect()
 }
 
+/// Declared bytes that are alive where a program is stopped at any moment, on average: inside of its loops, as long as
+/// each takes.
+pub fn anywhere(datasets: &Datasets, trace: &[Loop]) -> u64 {
+    let known = trace.len() - trace.len() / 4;
+    let inside = alive_inside(datasets, trace);
+    let took = trace.windows(2).map(|w| w[1].ticks.saturating_sub(w[0].ticks));
+    let (sum, ticks) = took
+        .zip(inside)
+        .take(known)
+        .fold((0f64, 0f64), |(sum, ticks), (took, inside)| {
+            (sum + inside as f64 * took as f64, ticks + took as f64)
+        });
+    if ticks > 0.0 {
+        (sum / ticks) as u64
+    } else {
+        datasets.values().map(Shape::bytes).fold(0, u64::saturating_add)
+    }
+}
+
 /// The cheapest of `sites`: visited more than twice, and never longer in coming than is allowed.
 pub fn cheapest(sites: &[Site], costs: &Costs) -> Option<Site> {
     let cost = |s: &Site| s.alive as f64 / costs.bytes_per_s + costs.loss_per_s * s.wait as f64 / costs.ticks_per_s;
@@ -86,7 +106,6 @@ pub fn cheapest(sites: &[Site], costs: &Costs) -> Option<Site> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Shape;
     use crate::trace::{Mode, Use};
 
     const COSTS: Costs = Costs {
@@ -134,6 +153,33 @@ mod tests {
         assert_eq!(worst, 11 * 8 * MIB);
         let limit = *alive(&datasets, &trace[..trace.len() / 2]).iter().min().unwrap();
         assert!(best.alive as f64 <= 1.05 * limit as f64);
+    }
+
+    #[test]
+    fn a_stop_anywhere_is_one_inside_of_a_loop() {
+        // Two arrays, each computed from the other: before a loop one of them is dead, and inside none.
+        let datasets: Datasets = (0..2)
+            .map(|id| (id, Shape::dense(u64::from(id) << 32, 8, &[MIB]).unwrap()))
+            .collect();
+        let between = |at: u64| Loop {
+            site: at as u32 % 2,
+            ticks: at * 100,
+            uses: vec![
+                used(&datasets, at as u32 % 2, Mode::Read),
+                used(&datasets, 1 - at as u32 % 2, Mode::Write),
+            ],
+        };
+        let trace: Vec<Loop> = (0..40).map(between).collect();
+        assert_eq!(
+            cheapest(&sites(&datasets, &trace, Reach::All), &COSTS).unwrap().alive,
+            8 * MIB
+        );
+        assert_eq!(anywhere(&datasets, &trace), 2 * 8 * MIB);
+        // Weighed by how long each loop takes: the last of the solver, in which all is alive, is one of eleven.
+        let (datasets, trace) = solver(10, 40);
+        let mean = anywhere(&datasets, &trace) as f64 / (8.0 * MIB as f64);
+        assert!((6.9..7.3).contains(&mean), "{mean}");
+        assert_eq!(anywhere(&datasets, &trace[..1]), 11 * 8 * MIB);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::{datasets, own, words, WORD};
 use belay_abi::access::{self as abi, Page, GONE_ON, MARKS, MOST, RING};
 use belay_access::shape::Shape;
-use belay_access::site::{cheapest, sites, Costs, Reach, Site};
+use belay_access::site::{anywhere, cheapest, sites, Costs, Reach, Site};
 use belay_access::trace::{decode, Event, Loop, Record};
 use belay_kernel::shared::Shared;
 use belay_kernel::{cpu, futex, proc};
@@ -33,6 +33,8 @@ pub(crate) struct Program {
     /// Bytes of its datasets.
     pub(crate) bytes: u64,
     pub(crate) sites: Vec<Site>,
+    /// What is alive of them at any moment, on average.
+    anywhere: u64,
     /// The number of that at which it is to be stopped.
     pub(crate) chosen: Option<u32>,
 }
@@ -63,11 +65,12 @@ impl Program {
         if half(&page, offset_of!(Page, faults)).load(Ordering::Relaxed) != 0 {
             return None;
         }
-        let declared = datasets(&page);
+        let (declared, loops) = (datasets(&page), recent(&page));
         Some(Self {
             pid,
             bytes: declared.values().map(Shape::bytes).fold(0, u64::saturating_add),
-            sites: sites(&declared, &recent(&page), reach),
+            sites: sites(&declared, &loops, reach),
+            anywhere: anywhere(&declared, &loops),
             chosen: None,
             page,
         })
@@ -92,16 +95,12 @@ impl Program {
             delay: (LIMIT_S / 2.0 * ticks_per_s) as u64,
         };
         let anywhere = match reach {
-            Reach::All => {
-                let visits: u64 = self.sites.iter().map(|s| s.visits).sum();
-                let alive: f64 = self.sites.iter().map(|s| s.alive as f64 * s.visits as f64).sum();
-                alive / visits as f64
-            }
+            Reach::All => self.anywhere,
             // Where nobody waits all of it counts as alive.
-            Reach::Next => self.bytes as f64,
+            Reach::Next => self.bytes,
         };
         let best = cheapest(&self.sites, &costs)?;
-        (best.alive as f64 <= WORTH * anywhere).then_some(best)
+        (best.alive as f64 <= WORTH * anywhere as f64).then_some(best)
     }
 }
 
