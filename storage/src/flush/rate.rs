@@ -15,8 +15,9 @@ pub(crate) struct Rate {
     bytes_per_s: Option<u64>,
     /// The limit does not count any more.
     lifted: AtomicBool,
-    /// When the bytes granted so far will have been used up.
-    next: Mutex<Instant>,
+    /// When the bytes granted so far will have been used up, where any were. Not a moment at which the limit was made: an
+    /// agent makes it before it enters the time namespace of the job, whose clock is another.
+    next: Mutex<Option<Instant>>,
 }
 
 impl Rate {
@@ -25,7 +26,7 @@ impl Rate {
         Self {
             bytes_per_s,
             lifted: AtomicBool::new(false),
-            next: Mutex::new(Instant::now()),
+            next: Mutex::default(),
         }
     }
 
@@ -33,8 +34,8 @@ impl Rate {
     fn grant(&self, bytes: u64, now: Instant) -> Instant {
         let Some(rate) = self.bytes_per_s else { return now };
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = (*next).max(now);
-        *next = due + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+        let due = next.map_or(now, |next| next.max(now));
+        *next = Some(due + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64));
         due
     }
 
@@ -66,12 +67,23 @@ mod tests {
     #[test]
     fn a_second_holds_as_many_bytes_as_the_limit_says() {
         let rate = Rate::new(Some(1000));
-        let start = *rate.next.lock().unwrap();
+        let start = Instant::now();
         let due: Vec<u128> = (0..4).map(|_| (rate.grant(500, start) - start).as_millis()).collect();
         assert_eq!(due, [0, 500, 1000, 1500]);
         let later = start + Duration::from_secs(10);
         assert_eq!(rate.grant(500, later), later, "what was not used is not saved up");
         assert_eq!(Rate::new(None).grant(1 << 40, later), later);
+    }
+
+    #[test]
+    fn the_clock_may_be_set_back_between_the_making_and_the_first_bytes() {
+        // As in the time namespace of a job that has been down for an hour.
+        let rate = Rate::new(Some(1000));
+        let Some(earlier) = Instant::now().checked_sub(Duration::from_secs(3600)) else {
+            return;
+        };
+        assert_eq!(rate.grant(500, earlier), earlier);
+        assert_eq!(rate.grant(500, earlier), earlier + Duration::from_millis(500));
     }
 
     #[test]
