@@ -298,6 +298,7 @@ impl Agent {
 
     /// What the checkpoint has taught about the store holds from its commit on.
     pub(super) fn keep_session(&mut self, committed: &mut Committed) -> Stats {
+        self.since.from = None;
         let Some(Learned { session, found, path }) = committed.learned.take() else {
             return Stats::default();
         };

@@ -9,6 +9,7 @@
 
 use super::Agent;
 use crate::clients::ClientId;
+use crate::generations::Generation;
 use crate::levels::{Pace, Turn};
 use crate::nodes::meeting::Meeting;
 use crate::nodes::{Nodes, Order};
@@ -151,7 +152,10 @@ impl Agent {
         let awaited = self.flush.awaiting.iter().filter(|a| self.is_awaiting(a));
         // Also what comes next: parts are told with the order of a checkpoint, during which its flush may begin.
         let of_root = self.flush.of_root.iter().copied().chain(self.flush.newest);
-        let known = under.chain(awaited.map(|a| a.generation)).chain(of_root);
+        let known = under
+            .chain(awaited.map(|a| a.generation))
+            .chain(of_root)
+            .chain(self.since.from);
         // Parts keep theirs of these.
         let all = generations::list(&self.dir.generations()).unwrap_or_default();
         let whole = [generations::fullest(&all), generations::complete(&all)];
@@ -175,18 +179,24 @@ impl Agent {
         self.flush.awaiting.iter().any(|a| a.last)
     }
 
+    /// The newest whole generation. Until this run has one of its own: not one that is newer than that from which it
+    /// goes on, which somebody has given up, or found damaged.
+    fn newest_of_run(&self) -> Result<Option<Generation>, Failure> {
+        let all = generations::list(&self.dir.generations())?;
+        let is_ours = |g: &Generation| self.since.from.is_none_or(|from| g.number <= from);
+        Ok(all.into_iter().rfind(|g| g.is_whole() && is_ours(g)))
+    }
+
     /// At the start: the newest generation, where a tier lacks it.
     pub(super) fn flush_what_is_left(&mut self) {
         // Parts that have their own may not be there yet.
         if !self.has_tiers() || self.hosts_have_theirs() {
             return;
         }
-        let newest = generations::list(&self.dir.generations()).unwrap_or_default();
-        let Some(newest) = newest.iter().rfind(|g| g.is_whole()) else {
-            return;
-        };
+        let Ok(Some(newest)) = self.newest_of_run() else { return };
         let manifest = files::read(&newest.path.join(MANIFEST_FILE), MAX_BYTES).unwrap_or_default();
-        let same = |(text, _): &(String, Manifest)| text.as_bytes() == manifest;
+        // None is copied beside newer ones.
+        let same = |(text, m): &(String, Manifest)| text.as_bytes() == manifest || m.generation > newest.number;
         let held = |k: &Option<tiers::Known>| k.as_ref().is_some_and(|k| k.generations.iter().any(same));
         if !tiers::known(&self.dir, &self.description).iter().all(held) {
             self.flush.newest = Some(newest.number);
@@ -420,11 +430,11 @@ impl Agent {
         if let Err(failure) = self.check_level(Level::Durable, false) {
             return self.fail(id, failure.exit, &failure.to_string());
         }
-        let held = match generations::list(&self.dir.generations()) {
-            Ok(held) => held,
+        let newest = match self.newest_of_run() {
+            Ok(newest) => newest,
             Err(failure) => return self.fail(id, failure.exit, &failure.to_string()),
         };
-        let Some(newest) = held.iter().rfind(|g| g.is_whole()) else {
+        let Some(newest) = newest else {
             return self.fail(
                 id,
                 Exit::NoCheckpoint,

@@ -222,6 +222,8 @@ pub struct Agent {
 /// What was committed since the agent began, and what it began with.
 #[derive(Debug, Default)]
 struct Since {
+    /// The generation that the job went on from, until another one is committed: newer ones there may be given up.
+    from: Option<u64>,
     /// The job went on from a generation in which something was left out.
     lacks: bool,
     /// The newest generation in which nothing was left out.
@@ -316,6 +318,7 @@ impl Agent {
 
     /// After a restart from `generation`, which may be gone when the job ends.
     pub(crate) fn goes_on_from(&mut self, generation: &Generation) {
+        self.since.from = Some(generation.number);
         self.since.lacks = generation.manifest.as_ref().is_ok_and(|m| m.left_out.is_some());
     }
 

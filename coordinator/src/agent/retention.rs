@@ -96,9 +96,11 @@ impl Agent {
         }
     }
 
-    /// Removes generations that are not `pinned` while what is here has more than `limit` bytes.
+    /// Removes generations that are not `pinned` while what is here has more than `limit` bytes: the oldest first. The
+    /// newest whole one stays, or that from which this run goes on: newer ones than that have been given up, and go last.
     fn shrink_to(&mut self, limit: u64, pinned: &[u64]) -> Result<(), Failure> {
         let gen = self.dir.generations();
+        let pinned: Vec<u64> = pinned.iter().copied().chain(self.since.from).collect();
         let is_over = |engine: &Engine| Ok::<_, Failure>(engine.bytes()? + generations::own_bytes(&gen)? > limit);
         if !is_over(&self.engine)? {
             return Ok(());
@@ -110,11 +112,21 @@ impl Agent {
         while keep > 1 && is_over(&self.engine)? {
             keep -= 1;
             // Also what is being flushed: a flush must not stand in the way of a checkpoint.
-            let gone = generations::retain(&gen, keep, pinned)?;
+            let gone = generations::retain(&gen, keep, &pinned)?;
             if gone.is_empty() {
                 continue;
             }
             tracing::info!(generations = ?gone, limit, "removed for want of room (--max-bytes)");
+            self.collect()?;
+        }
+        let is_given_up = |n: &u64| self.since.from.is_some_and(|from| *n > from) && !pinned.contains(n);
+        let given_up: Vec<u64> = generations::numbers(&gen)?.into_iter().filter(is_given_up).collect();
+        for generation in given_up {
+            if !is_over(&self.engine)? {
+                break;
+            }
+            generations::remove(&gen, generation)?;
+            tracing::info!(generation, limit, "given up before, removed for want of room (--max-bytes)");
             self.collect()?;
         }
         Ok(())

@@ -76,3 +76,47 @@ pub(super) fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), 
     })?;
     job.verdict(false, LIMIT)
 }
+
+/// The job is restarted from an old generation: until it has a checkpoint of its own that one stays, here and on the
+/// tier, and the newer ones, which have been given up, are not copied there.
+pub(super) fn gone_back(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "goneback", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(
+        &mut job,
+        place,
+        &(pfs("scratch", &scratch) + "[levels]\ndurable = \"every 3\"\n"),
+        "2",
+    )?;
+    durable(&job)?;
+    let on = |job: &Job, tier: &str| -> Result<Vec<u64>, Failure> {
+        let all = generations(job)?;
+        let holds = |g: &&Value| g["tiers"].as_array().into_iter().flatten().any(|t| t["tier"] == tier);
+        Ok(all.iter().filter(holds).filter_map(|g| g["generation"].as_u64()).collect())
+    };
+    for _ in 0..2 {
+        job.checkpoint()?;
+    }
+    durable(&job)?;
+    job.checkpoint()?;
+    let old = (on(&job, "job")?, on(&job, "scratch")?);
+    want(old == (vec![4, 5], vec![1, 4]), || format!("here and there: {old:?}"))?;
+    for _ in 0..2 {
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&["--generation", "1"])?;
+        job.progress(LIMIT)?;
+        // Nothing is copied and removed meanwhile.
+        std::thread::sleep(Duration::from_secs(2));
+        let now = (on(&job, "job")?, on(&job, "scratch")?);
+        want(now == (vec![1, 4, 5], vec![1, 4]), || {
+            format!("here and there, after a restart from the first: {now:?}")
+        })?;
+    }
+    durable(&job)?;
+    let now = (on(&job, "job")?, on(&job, "scratch")?);
+    want(now == (vec![5, 6], vec![4, 6]), || {
+        format!("here and there, after the next checkpoint: {now:?}")
+    })?;
+    job.verdict(false, LIMIT)
+}
