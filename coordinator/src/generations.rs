@@ -200,6 +200,17 @@ pub(crate) fn complete(generations: &[Generation]) -> Option<u64> {
     generations.iter().rev().find(complete).map(|g| g.number)
 }
 
+/// Those of `generations` that are whole without what lies in tiers which may be lost; of a set of chunks `is_away` says
+/// whether one of them lies there. A job falls back to the newest of these, so retention leaves that alone.
+pub(crate) fn at_rest<'a>(
+    generations: &'a [Generation],
+    is_away: impl Fn(&BTreeSet<u32>) -> bool + 'a,
+) -> impl DoubleEndedIterator<Item = &'a Generation> {
+    let chunks = |m: &Manifest| m.chunks.iter().map(|c| c.id).collect();
+    let is_home = move |g: &&Generation| g.is_whole() && g.manifest.as_ref().is_ok_and(|m| !is_away(&chunks(m)));
+    generations.iter().filter(is_home)
+}
+
 /// Which of `generations` (number, whole), oldest first, retention removes: all that are older than the `keep` newest
 /// whole ones. While there are not that many whole ones, nothing is removed; the newest whole one always stays, and so
 /// do those in `pinned`.

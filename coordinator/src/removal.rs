@@ -3,14 +3,16 @@
 //! The root's go first, and the parts' after them. So a kill at any instant leaves at most what no generation of the job
 //! needs, which the next `belay gc` removes.
 
+use crate::generations::Generation;
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::seat::{self, part_dir};
+use crate::nodes::table;
 use crate::redundancy::record;
 use crate::tiers::{self, Known};
 use crate::{generations, Failure};
 use belay_storage::store::{Removed, Store};
 use belay_wire::Exit;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What was removed.
@@ -35,9 +37,10 @@ pub fn of_root(dir: &JobDir, keep: Option<u32>) -> Result<Gone, Failure> {
         ..Gone::default()
     };
     match keep {
-        Some(keep) => gone
-            .generations
-            .extend(generations::retain(&gen, keep, record::newest(job)?.as_slice())?),
+        Some(keep) => {
+            let pinned: Vec<u64> = record::newest(job)?.into_iter().chain(newest_at_rest(dir)?).collect();
+            gone.generations.extend(generations::retain(&gen, keep, &pinned)?);
+        }
         None => gone.remove(&gen, &BTreeSet::new())?,
     }
     gone.collect(job, dir, keep.is_none())?;
@@ -46,6 +49,37 @@ pub fn of_root(dir: &JobDir, keep: Option<u32>) -> Result<Gone, Failure> {
     }
     record::tidy(job, job, true)?;
     Ok(gone)
+}
+
+/// The newest generation that is left when the memory of the machine is lost; of a job on several hosts, when all is
+/// that lies in tiers of its hosts.
+fn newest_at_rest(dir: &JobDir) -> Result<Option<u64>, Failure> {
+    let several = dir.description()?.across_hosts;
+    let of = |job: &Path| -> Result<Vec<Generation>, Failure> {
+        let store = Store::of_job(job);
+        let tiers = store.in_tiers()?.into_iter();
+        let away: BTreeSet<u32> = tiers
+            .filter(|(t, ..)| several || store.is_memory(*t))
+            .map(|(_, id, _)| id)
+            .collect();
+        let mut all = generations::list(&job.join("gen"))?;
+        let at_rest: BTreeSet<u64> = generations::at_rest(&all, |ids| !ids.is_disjoint(&away))
+            .map(|g| g.number)
+            .collect();
+        all.retain(|g| at_rest.contains(&g.number));
+        Ok(all)
+    };
+    let mut parts = BTreeMap::new();
+    for tag in seat::tags(dir.path())? {
+        let numbers: BTreeSet<u64> = of(&part_dir(dir.path(), tag))?.iter().map(|g| g.number).collect();
+        parts.insert(tag, numbers);
+    }
+    let is_at_rest = |g: &Generation| {
+        let rows = table::read(&g.path).unwrap_or_default();
+        rows.iter()
+            .all(|row| parts.get(&row.tag).is_some_and(|part| part.contains(&g.number)))
+    };
+    Ok(of(dir.path())?.iter().rfind(|g| is_at_rest(g)).map(|g| g.number))
 }
 
 impl Gone {

@@ -52,21 +52,15 @@ impl Agent {
     fn newest_at_rest(&self) -> Result<Option<u64>, Failure> {
         let Some(mover) = self.engine.mover() else { return Ok(None) };
         let all = generations::list(&self.dir.generations())?;
-        let at_rest = all.iter().rev().find(|g| {
-            let chunks = g.manifest.as_ref().ok().map(|m| m.chunks.iter().map(|c| c.id).collect());
-            chunks.is_some_and(|ids| mover.in_memory(&ids) == 0)
-        });
+        let at_rest = generations::at_rest(&all, |ids| mover.in_memory(ids) > 0).next_back();
         Ok(at_rest.map(|g| g.number))
     }
 
     /// Generations of which nothing lies in tiers of this host.
     pub(super) fn at_rest_here(&self) -> Vec<u64> {
         let all = generations::list(&self.dir.generations()).unwrap_or_default();
-        let is_home = |g: &generations::Generation| {
-            let chunks = g.manifest.as_ref().ok().map(|m| m.chunks.iter().map(|c| c.id).collect());
-            chunks.is_some_and(|ids| self.engine.mover().is_none_or(|m| m.are_home(&ids)))
-        };
-        all.iter().filter(|g| is_home(g)).map(|g| g.number).collect()
+        let is_away = |ids: &_| self.engine.mover().is_some_and(|m| !m.are_home(ids));
+        generations::at_rest(&all, is_away).map(|g| g.number).collect()
     }
 
     /// Before the first checkpoint of this run: what may lie in tiers of hosts that the job has left is not waited for

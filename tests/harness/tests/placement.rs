@@ -139,6 +139,33 @@ fn policies(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What `belay gc` leaves: as many generations as were asked for, and the newest that does not depend on memory.
+fn collected(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "collected", user)?;
+    let dirs = tiers(&job, user, [1024, 4], "8M")?;
+    launch(&mut job, place, "fastest-only", "4")?;
+    job.checkpoint()?;
+    let begin = Instant::now();
+    while chunks(&dirs[0])[0] > 0 {
+        want(begin.elapsed() < LIMIT, || "the first is not moved".into())?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // These are moved some seconds later.
+    for _ in 0..3 {
+        job.checkpoint()?;
+    }
+    kill(&mut job)?;
+    want(chunks(&dirs[0])[0] > 0, || "all has been moved".into())?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["gc", &dir])?;
+    // The machine has been switched off and on.
+    for tier in std::fs::read_dir(&dirs[0]).into_iter().flatten().flatten() {
+        io("remove", std::fs::remove_dir_all(tier.path()))?;
+    }
+    goes_on(&mut job)?;
+    job.verdict(false, LIMIT)
+}
+
 /// Tiers far smaller than the program: writers wait for moves, or write to the job directory; everything is killed at
 /// random moments.
 fn small_and_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
@@ -264,7 +291,8 @@ fn damaged_list(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("placement", &["fault_target"]);
-    let tests: [(&str, Test); 5] = [
+    let tests: [(&str, Test); 6] = [
+        ("collected", collected),
         ("policies", policies),
         ("damaged_list", damaged_list),
         ("small_and_killed", small_and_killed),
