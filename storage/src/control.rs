@@ -1,12 +1,15 @@
 //! How far something has come that runs beside the program, and how it is given up.
 
 use crate::StorageError;
+use belay_image::ImageError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How far a flush has come, and whether it is still wanted.
 #[derive(Debug, Default)]
 pub struct Control {
     cancelled: AtomicBool,
+    /// What was read of the generation itself is not what was written.
+    rotten: AtomicBool,
     /// Bytes read so far.
     pub bytes: AtomicU64,
     /// Bytes to read in all.
@@ -19,6 +22,20 @@ impl Control {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
+    /// Why the generation itself could not be read. Whoever has written it is not to build upon what has rotted.
+    pub(crate) fn note(&self, own: &StorageError) {
+        if let StorageError::Image(e) = own {
+            if is_rotten(e) {
+                self.rotten.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether something of the generation has been found damaged.
+    pub fn is_rotten(&self) -> bool {
+        self.rotten.load(Ordering::Relaxed)
+    }
+
     /// Fails once the flush has been given up.
     pub fn check(&self) -> Result<(), StorageError> {
         if self.cancelled.load(Ordering::Relaxed) {
@@ -26,5 +43,14 @@ impl Control {
         } else {
             Ok(())
         }
+    }
+}
+
+/// Whether a file is not what was written, or its device cannot read it.
+pub(crate) fn is_rotten(e: &ImageError) -> bool {
+    match e {
+        ImageError::Io { source, .. } => source.raw_os_error() == Some(libc::EIO),
+        ImageError::Damaged { .. } => true,
+        ImageError::Elsewhere { .. } | ImageError::Version { .. } | ImageError::Architecture { .. } => false,
     }
 }

@@ -30,6 +30,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};
 use std::time::Instant;
 
+/// What follows where something that has been stored is damaged.
+pub(super) const SHARES_NOTHING: &str = "and the next checkpoint shares nothing with those before";
+
 /// A client that waits for a generation to be redundant.
 #[derive(Debug)]
 struct Awaiting {
@@ -160,8 +163,33 @@ impl Agent {
         Ok(())
     }
 
+    /// A local tier of this host may have told that it cannot read back what lies there.
+    pub(super) fn hear_of_rot(&mut self) {
+        if let Some(why) = self.engine.mover().and_then(|m| m.take_rotten()) {
+            self.has_rotted();
+            let why = format!("{why}; what lies there cannot be moved, {SHARES_NOTHING}");
+            self.note_failure(&Failure::new(Exit::Damaged, why), false);
+        }
+    }
+
+    /// Something that has been stored is not what was written.
+    pub(super) fn has_rotted(&self) {
+        self.encoding.rotten.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the next checkpoint shares nothing with those before.
+    pub(super) fn stores_anew(&self) -> bool {
+        self.encoding.rotten.load(Ordering::Relaxed)
+    }
+
+    /// For those who may find that out.
+    pub(super) fn rotten(&self) -> Arc<AtomicBool> {
+        self.encoding.rotten.clone()
+    }
+
     /// Before a checkpoint: what has been found damaged is not built upon, because the program still has what it should be.
     pub(super) fn leave_what_is_rotten(&mut self) {
+        self.hear_of_rot();
         if self.encoding.rotten.swap(false, Ordering::Relaxed) {
             tracing::warn!("what has been stored is damaged; all is stored again");
             self.engine.distrust();
@@ -352,7 +380,7 @@ impl Agent {
             host: sys::host(),
             dir: self.dir.path().to_owned(),
             addresses,
-            rotten: self.encoding.rotten.clone(),
+            rotten: self.rotten(),
         };
         let over = Arc::new(AtomicBool::new(false));
         let flag = over.clone();

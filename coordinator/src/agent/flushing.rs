@@ -7,6 +7,7 @@
 //! ```
 //! The generation being flushed and those that clients wait for stay in the job directory, unless a checkpoint needs their room.
 
+use super::encoding::SHARES_NOTHING;
 use super::Agent;
 use crate::clients::ClientId;
 use crate::generations::Generation;
@@ -303,6 +304,7 @@ impl Agent {
             tag: nodes.part.unwrap_or(0),
             dir: self.dir.clone(),
             description: self.description.clone(),
+            rotten: self.rotten(),
         };
         let work = move || {
             if let Err(e) = share.run() {
@@ -367,7 +369,12 @@ impl Agent {
                 }
                 self.begin_flush();
             }
-            Err(failure) => {
+            Err(mut failure) => {
+                if under.control.is_rotten() {
+                    // That may be part's, whose agent is told with the next checkpoint.
+                    self.has_rotted();
+                    failure = Failure::new(failure.exit, format!("{failure}; it is damaged here, {SHARES_NOTHING}"));
+                }
                 self.flush_failed(generation, &failure);
                 // Whoever waits for another one need not wait for the next attempt.
                 if self.flush.is_awaited() {

@@ -10,7 +10,10 @@ impl Agent {
     pub(super) fn handle(&mut self, id: ClientId, request: Request) {
         tracing::debug!(?request, "request");
         match request {
-            Request::Status => self.tell_status(id),
+            Request::Status => {
+                self.hear_of_rot();
+                self.tell_status(id);
+            }
             Request::Checkpoint { then_stop, level } => {
                 if self.nodes.as_ref().is_some_and(Nodes::is_part) {
                     return self.fail(

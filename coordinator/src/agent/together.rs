@@ -113,7 +113,11 @@ impl Agent {
                 gate_ms,
                 declared,
                 leave_out,
+                anew,
             } => {
+                if anew {
+                    self.has_rotted();
+                }
                 self.gated = gate_ms.is_some();
                 self.description.config.gate.limit = gate_ms.map(|ms| Time(Duration::from_millis(ms)));
                 self.addresses.0 = self.addresses.0.clone().in_era(era);
@@ -211,6 +215,7 @@ impl Agent {
                         gate_ms: self.gate_ms(),
                         declared: self.description.hears(),
                         leave_out: wanted.leave_out,
+                        anew: self.stores_anew(),
                     });
                     self.take_part((number, number * STEPS), wanted, self.telling.is_some())
                 }),

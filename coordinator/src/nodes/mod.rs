@@ -90,6 +90,9 @@ pub(crate) enum Order {
         /// and what they overwrite before they read it is not stored.
         #[serde(default)]
         leave_out: bool,
+        /// Something that has been stored is damaged: nothing is shared with earlier checkpoints.
+        #[serde(default)]
+        anew: bool,
     },
     /// Take a share in making checkpoint `number` redundant; the round is led at one of `root`. Until it is, the newest
     /// that is stays.

@@ -82,6 +82,8 @@ pub(crate) struct Share {
     pub(crate) tag: u64,
     pub(crate) dir: JobDir,
     pub(crate) description: Description,
+    /// Set where what lies here is not what was written.
+    pub(crate) rotten: Arc<AtomicBool>,
 }
 
 impl Share {
@@ -125,8 +127,12 @@ impl Share {
                     ..durable.options(d)
                 };
                 let (described, none) = (self.dir.description()?, &mut &[][..]);
-                let own = self.path();
-                let flushed = durable.copy(&described, (&own, &options), none, &Control::default())?;
+                let (own, control) = (self.path(), Control::default());
+                let flushed = durable.copy(&described, (&own, &options), none, &control);
+                if control.is_rotten() {
+                    self.rotten.store(true, Ordering::Relaxed);
+                }
+                let flushed = flushed?;
                 tracing::info!(generation = self.generation, tier = name, ?flushed, "part flushed");
                 Ok(flushed.bytes)
             }
@@ -147,6 +153,7 @@ pub fn run(job: &JobDir, (tag, number): (u64, u64), root: &[String]) -> Result<(
         tag,
         dir,
         description,
+        rotten: Arc::default(),
     };
     share.run()
 }

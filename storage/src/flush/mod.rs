@@ -392,10 +392,11 @@ impl Work<'_> {
                 Some(pack) => pack,
                 None => Writer::begin(self.tier, pack_key(self.manifest.generation)?)?,
             };
-            match &task {
-                Task::Chunk(c) => copier.chunk(c, &mut pack)?,
-                Task::File(f) => copier.file(f, &mut pack)?,
-            }
+            let copied = match &task {
+                Task::Chunk(c) => copier.chunk(c, &mut pack),
+                Task::File(f) => copier.file(f, &mut pack),
+            };
+            copied.inspect_err(|e| self.control.note(e))?;
             if pack.bytes() >= PACK_BYTES {
                 self.complete(pack)?;
             } else {

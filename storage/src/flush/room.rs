@@ -23,7 +23,7 @@ pub(super) fn make(
     let (mut tidied, mut whole) = (false, false);
     let mut is_whole = || {
         if !std::mem::replace(&mut whole, true) {
-            check_here(generation, control)?;
+            check_here(generation, control).inspect_err(|e| control.note(e))?;
         }
         Ok(())
     };

@@ -173,8 +173,12 @@ fn damage_in_the_job_directory_does_not_spread() {
     let mut bytes = std::fs::read(&chunk).unwrap();
     bytes[5000] ^= 4;
     std::fs::write(&chunk, bytes).unwrap();
-    let e = run(&s, 1, &tier, &options()).unwrap_err().to_string();
+    let control = Control::default();
+    let (mut catalogue, mut none) = (Catalogue::default(), &[][..]);
+    let e = flush(&s.generation(1), &tier, &options(), &mut catalogue, &mut none, &control);
+    let e = e.unwrap_err().to_string();
     assert!(e.contains("pages-00000001.bpg") && e.contains("page 1"), "{e}");
+    assert!(control.is_rotten());
     assert_eq!(tier.list("").unwrap(), [], "nothing is left on the tier");
 }
 

@@ -11,7 +11,7 @@
 
 use super::desk::{Desk, Place, Spec};
 use super::rule::Policy;
-use crate::control::Control;
+use crate::control::{is_rotten, Control};
 use crate::flush::{rate::Rate, step_back};
 use crate::store::{Removed, Store};
 use crate::{chunk, StorageError};
@@ -53,6 +53,8 @@ pub struct Mover {
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     /// Why a chunk could not be moved last.
     fault: Mutex<Option<String>>,
+    /// Chunks that their tiers cannot read back, and why the last of them, until somebody has been told.
+    rotten: Mutex<(BTreeSet<u32>, Option<String>)>,
 }
 
 impl Mover {
@@ -66,6 +68,7 @@ impl Mover {
             control: Control::default(),
             threads: Mutex::default(),
             fault: Mutex::default(),
+            rotten: Mutex::default(),
             store,
         });
         let is_home = |(_, id, bytes): &(usize, u32, u64)| {
@@ -152,10 +155,27 @@ impl Mover {
                     (item.failed, stays) = (true, true);
                 }
                 tracing::warn!(chunk = id, error = %e, "chunk stays in its local tier");
+                self.note_rot(id, &e);
                 *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(e.to_string());
             }
             self.desk.flushed(tier, bytes, !stays);
         }
+    }
+
+    /// Chunk `id` could not be moved.
+    fn note_rot(&self, id: u32, e: &StorageError) {
+        let StorageError::Image(why) = e else { return };
+        // What cannot be written lies at home.
+        let is_of_tier = !matches!(why, ImageError::Io { step, .. } if *step != "read");
+        let mut rotten = self.rotten.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_of_tier && is_rotten(why) && rotten.0.insert(id) {
+            rotten.1 = Some(why.to_string());
+        }
+    }
+
+    /// Why a chunk cannot be read in its tier, where that has not been told yet: nothing new is to refer to it.
+    pub fn take_rotten(&self) -> Option<String> {
+        self.rotten.lock().unwrap_or_else(PoisonError::into_inner).1.take()
     }
 
     fn move_home(&self, tier: usize, (id, ticket): (u32, u32), bytes: u64) -> Result<(), StorageError> {

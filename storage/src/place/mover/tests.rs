@@ -328,6 +328,11 @@ fn a_chunk_whose_length_has_changed_is_not_moved() {
         .each_ref()
         .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
     assert_eq!(files(&s.0.join("mem")), names);
+    assert!(mover.take_rotten().is_some_and(|why| why.contains("bytes instead of")));
+    // Tried again, which is no news.
+    mover.start().unwrap();
+    mover.drain();
+    assert_eq!(mover.take_rotten(), None);
     let home = files(&s.job().join("chunks"));
     assert!(home.len() == 3 && !home.iter().any(|n| names.contains(n)), "{home:?}");
     for (path, good) in changed.iter().zip(&good) {
@@ -420,4 +425,20 @@ fn who_waits_for_a_place_holds_none_that_it_comes_to_later() {
     drop(session);
     mover.drain();
     mover.stop();
+}
+
+#[test]
+fn only_a_tier_that_cannot_read_back_has_rotted() {
+    let s = Scratch::new("rotten");
+    let engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let mover = engine.mover().unwrap();
+    for (step, errno, rotten) in [
+        ("write", libc::EIO, false),
+        ("read", libc::EMFILE, false),
+        ("read", libc::EIO, true),
+    ] {
+        let e = std::io::Error::from_raw_os_error(errno);
+        mover.note_rot(7, &ImageError::io(step, Path::new("chunk"), e).into());
+        assert_eq!(mover.take_rotten().is_some(), rotten, "{step}: {errno}");
+    }
 }

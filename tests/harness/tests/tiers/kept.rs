@@ -120,3 +120,32 @@ pub(super) fn gone_back(place: &Place, user: User, _: &mut Rng) -> Result<(), Fa
     })?;
     job.verdict(false, LIMIT)
 }
+
+/// What lies in the job directory rots, and a flush comes across that: the program still has it, so the next checkpoint
+/// is whole, and durable.
+pub(super) fn rotten_here(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "rottenhere", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    let config = pfs("scratch", &scratch) + "[levels]\ndurable = \"every 9\"\n";
+    target(&mut job, place, &config, "8")?;
+    durable(&job)?;
+    job.checkpoint()?;
+    let chunks = files(&job.dir().join("chunks"));
+    for chunk in &chunks {
+        flip(chunk, rng, 40)?;
+    }
+    // What the tier has need not be read here.
+    for pack in packs(&scratch) {
+        io("remove", std::fs::remove_file(pack))?;
+    }
+    let o = job.checkpoint_raw(&["--level", "durable"])?;
+    want(o.status.code() == Some(92), || {
+        format!("of damaged chunks: {}: {}", show(o.status), text(&o))
+    })?;
+    durable(&job)?;
+    want(text(&o).contains("shares nothing with those before"), || text(&o))?;
+    job.kill_all()?;
+    goes_on(&mut job)?;
+    want(!job.output_text().contains("damaged"), || job.output_text())?;
+    job.verdict(false, LIMIT)
+}
