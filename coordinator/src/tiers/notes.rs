@@ -182,7 +182,9 @@ pub fn held(dir: &JobDir) -> Result<usize, Failure> {
     if dir.is_described() {
         for t in dir.description()?.config.durable() {
             let known = read(dir, &t.name)?.unwrap_or_default();
-            numbers.extend(known.generations.iter().map(|(_, m)| m.generation));
+            // Also where nothing was found there last: a file system that is not mounted looks empty, and who has given
+            // up what was there has removed the notes too.
+            numbers.extend(known.generations.iter().map(|(_, m)| m.generation).chain(known.newest));
         }
     }
     Ok(numbers.len())

@@ -149,3 +149,43 @@ pub(super) fn rotten_here(place: &Place, user: User, rng: &mut Rng) -> Result<()
     want(!job.output_text().contains("damaged"), || job.output_text())?;
     job.verdict(false, LIMIT)
 }
+
+/// A tier's file system is not mounted at one restart, so that the tier looks empty: nothing begins anew over what it
+/// holds, then or later, and what it holds restarts when it is there again.
+pub(super) fn not_mounted(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "notmounted", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    job.kill_all()?;
+    lose_local(&job)?;
+    let (dir, config) = (
+        job.dir().display().to_string(),
+        job.work.join("belay.toml").display().to_string(),
+    );
+    let away = job.work.join("away");
+    io("rename", std::fs::rename(&scratch, &away))?;
+    directory(&job, user, "scratch")?;
+    let refused = |args: &[&str]| -> Result<(), Failure> {
+        let o = output(job.belay(args), LIMIT)?;
+        want(matches!(o.status.code(), Some(64..128)), || {
+            format!("{args:?}: {}: {}", show(o.status), text(&o))
+        })
+    };
+    refused(&["restart", &dir])?;
+    let program = place.programs().join("fault_target").display().to_string();
+    let begin = ["--config", &config, "--ckpt-dir", &dir, "--"];
+    let again = [&["run"], &begin[..], &[&program, "2"]].concat();
+    let other = |how| [&[how], &begin[..], &["true"]].concat();
+    refused(&again)?;
+    for how in ["run", "launch"] {
+        refused(&other(how))?;
+    }
+    io("remove", std::fs::remove_dir_all(&scratch))?;
+    io("rename", std::fs::rename(&away, &scratch))?;
+    for how in ["run", "launch"] {
+        refused(&other(how))?;
+    }
+    goes_on(&mut job)?;
+    job.verdict(false, LIMIT)
+}
