@@ -265,10 +265,13 @@ impl Durable {
         faults
     }
 
-    /// What of the generations that were noted as durable here has gone.
+    /// What of the generations that were noted as durable here has gone. Not those that retention may have removed since
+    /// they were noted, because a newer one is whole.
     pub fn gone(&self, dir: &JobDir) -> Vec<String> {
         let (name, there) = (&self.config.name, self.catalogue.numbers());
-        let gone = notes::durable_on(dir, name).into_iter().filter(|n| !there.contains(n));
+        let newest = self.catalogue.whole().last().map_or(0, |g| g.manifest.generation);
+        let noted = notes::durable_on(dir, name).into_iter();
+        let gone = noted.filter(|n| *n > newest && !there.contains(n));
         let what =
             |n| format!("tier {name}: generation {n}, which was durable there, is gone; belay flush copies the newest one again");
         gone.map(what).collect()

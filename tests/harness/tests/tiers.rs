@@ -552,7 +552,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 29] = [
+    let tests: [(&str, Test); 30] = [
         ("local_lost", local_lost),
         ("run_without_directory", run_without_directory),
         ("object_store", object_store),
@@ -569,6 +569,7 @@ fn main() {
         ("gone_back", kept::gone_back),
         ("rotten_here", kept::rotten_here),
         ("not_mounted", kept::not_mounted),
+        ("not_noted", kept::not_noted),
         ("one_dead", one_dead),
         ("shut_object", shut::object),
         ("shut_store", shut::store),

@@ -189,3 +189,30 @@ pub(super) fn not_mounted(place: &Place, user: User, _: &mut Rng) -> Result<(), 
     goes_on(&mut job)?;
     job.verdict(false, LIMIT)
 }
+
+/// The agent is killed when the tier has removed an old generation, and before that is noted: nothing is missed there.
+pub(super) fn not_noted(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "notnoted", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    target(&mut job, place, &pfs("scratch", &scratch), "2")?;
+    durable(&job)?;
+    durable(&job)?;
+    let notes = job.dir().join("tiers/scratch.json");
+    let before = io("read", std::fs::read(&notes))?;
+    durable(&job)?;
+    job.kill_all()?;
+    io("write", std::fs::write(&notes, &before))?;
+    let dir = job.dir().display().to_string();
+    belay(&job, &["verify", &dir])?;
+    // But nothing that is newer than all that are there.
+    for record in files(&scratch)
+        .iter()
+        .filter(|f| f.parent().is_some_and(|p| p.ends_with("gen")))
+    {
+        io("remove", std::fs::remove_file(record))?;
+    }
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(o.status.code() == Some(88) && text(&o).contains("is gone"), || {
+        format!("without any: {}: {}", show(o.status), text(&o))
+    })
+}

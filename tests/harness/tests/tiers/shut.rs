@@ -151,8 +151,9 @@ pub(super) fn gone(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure
             format!("verify: {}: {}", show(o.status), text(&o))
         })
     };
+    // Retention may have removed that.
     io("remove", std::fs::remove_file(record(&scratch, 1)?))?;
-    named(&job, 1)?;
+    belay(&job, &["verify", &dir])?;
     io("remove", std::fs::remove_file(record(&scratch, 2)?))?;
     job.kill_all()?;
     named(&job, 2)?;
