@@ -7,9 +7,11 @@
 //! their names just before; those that no generation refers to any more are removed by [`needed_chunks`] and the store.
 
 mod draft;
+mod mark;
 mod status;
 
 pub use draft::{ms, Draft, Facts};
+pub use mark::{mark, unmark};
 pub use status::status;
 
 pub(crate) use status::add_parts;
@@ -42,12 +44,20 @@ pub struct Generation {
     pub path: PathBuf,
     /// Its manifest, where every file and chunk it lists is present with its length.
     pub manifest: Result<Manifest, ImageError>,
+    /// Why it is not whole all the same: somebody has read it, and found damage.
+    pub damage: Option<String>,
 }
 
 impl Generation {
     /// Generation `number` in `dir`, whether or not it is there.
     pub fn at(dir: &Path, number: u64) -> Self {
         Self::open(number, dir.join(name(number)))
+    }
+
+    /// The generation in directory `path`, which is called after its number.
+    pub(crate) fn here(path: &Path) -> Self {
+        let number = path.file_name().and_then(|n| n.to_str()?.parse().ok());
+        Self::open(number.unwrap_or_default(), path.to_owned())
     }
 
     pub(crate) fn open(number: u64, path: PathBuf) -> Self {
@@ -79,12 +89,30 @@ impl Generation {
             }
             elsewhere.map_or(Ok(m), Err)
         });
-        Self { number, path, manifest }
+        let damage = mark::of(&path);
+        Self {
+            number,
+            path,
+            manifest,
+            damage,
+        }
     }
 
-    /// Whether the manifest is valid and every file and chunk has its length.
+    /// Whether the manifest is valid, every file and chunk has its length, and nobody has found damage.
     pub fn is_whole(&self) -> bool {
-        self.manifest.is_ok()
+        self.manifest.is_ok() && self.damage.is_none()
+    }
+
+    /// The manifest of one that is whole.
+    pub(crate) fn whole(&self) -> Option<&Manifest> {
+        self.manifest.as_ref().ok().filter(|_| self.is_whole())
+    }
+
+    /// Marks it where the damage that `why` tells of would not be seen otherwise.
+    pub fn is_damaged(&self, why: &str) {
+        if self.is_whole() {
+            mark(&self.path, why);
+        }
     }
 
     /// The manifest, or why the generation is not whole.
@@ -134,7 +162,12 @@ impl Generation {
             damage: Some(damage.into()),
             ..GenerationStatus::default()
         };
-        self.held_anywhere().map_or_else(damaged, |m| status(&m))
+        let found = |m: Cow<'_, Manifest>| GenerationStatus {
+            whole: self.damage.is_none(),
+            damage: self.damage.clone().map(Into::into),
+            ..status(&m)
+        };
+        self.held_anywhere().map_or_else(damaged, found)
     }
 }
 
@@ -175,12 +208,17 @@ pub(crate) fn manifests(dir: &Path) -> Result<impl Iterator<Item = (u64, Result<
     Ok(numbers.into_iter().map(|n| (n, Manifest::read(&dir.join(name(n))))))
 }
 
-/// The order in which a restart tries generations `numbers` of `dir`: the newest first, and last those that hold only
-/// what the command left behind when it failed, which nobody wants to go on in place of the command.
-pub(crate) fn order(dir: &Path, numbers: BTreeSet<u64>) -> Vec<u64> {
-    let has_failed = |n: &u64| state::has_failed(&dir.join(name(*n)));
-    let (left, mut order): (Vec<u64>, Vec<u64>) = numbers.into_iter().rev().partition(has_failed);
-    order.extend(left);
+/// The order in which a restart tries generations `numbers` of `dir`: the newest first, then those in which damage has
+/// been found, unless they may come from `elsewhere`, and last those that hold only what the command left behind when it
+/// failed, which nobody wants to go on in place of the command.
+pub(crate) fn order(dir: &Path, numbers: BTreeSet<u64>, elsewhere: &BTreeSet<u64>) -> Vec<u64> {
+    let rank = |n: &u64| {
+        let path = dir.join(name(*n));
+        let is_damaged = !elsewhere.contains(n) && mark::of(&path).is_some();
+        (state::has_failed(&path), is_damaged)
+    };
+    let mut order: Vec<u64> = numbers.into_iter().rev().collect();
+    order.sort_by_cached_key(rank);
     order
 }
 
@@ -196,7 +234,7 @@ pub(crate) fn fullest(generations: &[Generation]) -> Option<u64> {
 /// The newest whole one of `generations`, oldest first, in which nothing was left out: to go back to, should the program
 /// take another way after a restart from a newer one.
 pub(crate) fn complete(generations: &[Generation]) -> Option<u64> {
-    let complete = |g: &&Generation| g.manifest.as_ref().is_ok_and(|m| m.left_out.is_none()) && !state::has_failed(&g.path);
+    let complete = |g: &&Generation| g.whole().is_some_and(|m| m.left_out.is_none()) && !state::has_failed(&g.path);
     generations.iter().rev().find(complete).map(|g| g.number)
 }
 
@@ -207,7 +245,7 @@ pub(crate) fn at_rest<'a>(
     is_away: impl Fn(&BTreeSet<u32>) -> bool + 'a,
 ) -> impl DoubleEndedIterator<Item = &'a Generation> {
     let chunks = |m: &Manifest| m.chunks.iter().map(|c| c.id).collect();
-    let is_home = move |g: &&Generation| g.is_whole() && g.manifest.as_ref().is_ok_and(|m| !is_away(&chunks(m)));
+    let is_home = move |g: &&Generation| g.whole().is_some_and(|m| !is_away(&chunks(m)));
     generations.iter().filter(is_home)
 }
 
@@ -493,10 +531,48 @@ mod tests {
         }
         // A command that has done its work.
         state::write(&s.0.join(name(4)), 0).unwrap();
-        assert_eq!(order(&s.0, (1..=6).collect()), [4, 2, 1, 6, 5, 3]);
+        let none = BTreeSet::new();
+        assert_eq!(order(&s.0, (1..=6).collect(), &none), [4, 2, 1, 6, 5, 3]);
+        // Those in which damage has been found come before these, unless they may come from elsewhere.
+        for n in [4, 6] {
+            mark(&s.0.join(name(n)), "bit flips");
+        }
+        assert_eq!(order(&s.0, (1..=6).collect(), &none), [2, 1, 4, 5, 3, 6]);
+        assert_eq!(order(&s.0, (1..=6).collect(), &[4].into()), [4, 2, 1, 5, 3, 6]);
+        for n in [4, 6] {
+            unmark(&s.0.join(name(n)));
+        }
         assert_eq!(retain(&s.0, 1, &[]).unwrap(), [1, 2, 3, 5]);
         std::fs::write(s.0.join("000004").join(MANIFEST_FILE), b"{").unwrap();
         assert_eq!(fullest(&list(&s.0).unwrap()), Some(6));
+    }
+
+    #[test]
+    fn what_was_found_damaged_is_not_whole_until_it_is_healed() {
+        let s = Scratch::new("mark");
+        for n in 1..=3 {
+            commit(&s.0, n);
+        }
+        let newest = || list(&s.0).unwrap().pop().unwrap();
+        newest().is_damaged("bit\nflips");
+        let g = newest();
+        assert!(!g.is_whole() && g.whole().is_none() && g.manifest().is_ok());
+        let status = g.status();
+        assert!(!status.whole && status.damage.unwrap().contains("flips") && status.bytes == 5);
+        // It pushes nothing out, and stays itself: it may be healed.
+        assert_eq!(retain(&s.0, 2, &[]).unwrap(), [] as [u64; 0]);
+        assert_eq!(
+            (fullest(&list(&s.0).unwrap()), complete(&list(&s.0).unwrap())),
+            (Some(2), Some(2))
+        );
+        unmark(&g.path);
+        assert!(newest().is_whole() && newest().status().damage.is_none());
+        assert_eq!(retain(&s.0, 2, &[]).unwrap(), [1]);
+        // What shows anyway needs no mark, and one that cannot be written is no failure.
+        std::fs::write(s.0.join("000002/job.bimg"), b"1234").unwrap();
+        list(&s.0).unwrap()[0].is_damaged("short");
+        assert!(list(&s.0).unwrap()[0].damage.is_none());
+        mark(&s.0.join("000007"), "not there");
     }
 
     #[test]

@@ -59,6 +59,7 @@ pub fn restart(
             damaged.push((number, attempts.with_older(failure, numbers.next())));
             break;
         }
+        attempts.note_damage(number, &failure);
         damaged.push((number, failure));
     }
     Err(attempts.give_up(damaged))
@@ -77,6 +78,8 @@ struct Attempts<'a> {
     fallback: Fallback,
     /// Something of the generation had to be rebuilt: it survives no further loss.
     rebuilt: bool,
+    /// The last one that was read.
+    read: Option<u64>,
     /// Who serves the job; none here once it does.
     agent: Option<Agent>,
 }
@@ -101,6 +104,7 @@ impl<'a> Attempts<'a> {
             hosts,
             fallback: Fallback::of(&setup),
             rebuilt: false,
+            read: None,
             agent: Some(Agent::new(setup)?),
         };
         attempts.record(&attempts.description);
@@ -168,6 +172,14 @@ impl<'a> Attempts<'a> {
         Ok(())
     }
 
+    /// Generation `number` is damaged here, and nothing elsewhere could help: who looks next is to know. Not where it
+    /// was not even read, because something of it is on a host that does not answer.
+    fn note_damage(&self, number: u64, failure: &Failure) {
+        if self.read == Some(number) {
+            Generation::at(&self.dir.generations(), number).is_damaged(&failure.to_string());
+        }
+    }
+
     /// Whether the failed attempt leaves others to be tried.
     fn is_damage(&self, failure: &Failure) -> bool {
         failure.exit == Exit::Damaged && self.agent.is_some()
@@ -190,6 +202,7 @@ impl<'a> Attempts<'a> {
     }
 
     fn attempt(&mut self, number: u64, tell: &mut dyn FnMut(Notice, &str)) -> Result<End, Failure> {
+        self.read = Some(number);
         let g = Generation::at(&self.dir.generations(), number);
         let m = g.manifest()?;
         if let Some(a) = &mut self.agent {
@@ -231,6 +244,7 @@ impl<'a> Attempts<'a> {
                 // generations that follow.
                 if !options.lazy {
                     a.build_on(&g.path);
+                    generations::unmark(&g.path);
                 }
                 if let Some(joining) = reunion.and_then(Reunion::take_joining) {
                     a.rejoin(joining);
@@ -376,7 +390,10 @@ pub fn candidates(
             ));
         }
     }
-    let mut order = generations::order(&dir.generations(), found);
+    let there = known.iter().flatten().flat_map(Known::numbers);
+    let elsewhere = there.chain(record::numbers(dir.path())?).collect();
+    let mut order = generations::order(&dir.generations(), found, &elsewhere);
+    tell_of_damaged(dir, (&here, &order), tell);
     tell_of_leftovers(dir, &order, tell);
     if d.astray && wanted.is_none() {
         prefer_complete(dir, &known, &mut order, tell);
@@ -391,7 +408,7 @@ fn prefer_complete(dir: &JobDir, known: &[Option<Known>], order: &mut Vec<u64>, 
         let at = Generation::at(&dir.generations(), *n);
         let mut there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
         let complete = |m: &Manifest| m.generation == *n && m.left_out.is_none();
-        !state::has_failed(&at.path) && (at.manifest.as_ref().is_ok_and(complete) || there.any(complete))
+        !state::has_failed(&at.path) && (at.whole().is_some_and(complete) || there.any(complete))
     };
     let newest = order.first().copied();
     let (complete, others): (Vec<u64>, Vec<u64>) = order.iter().partition(|n| is_complete(n));
@@ -422,9 +439,21 @@ fn no_checkpoint(dir: &JobDir, problem: Option<(Exit, String)>) -> Failure {
     }
 }
 
+/// Says so where the first in `order` is not the newest, in which damage was found before.
+fn tell_of_damaged(dir: &JobDir, (here, order): (&[Generation], &[u64]), tell: &mut dyn FnMut(Notice, &str)) {
+    let Some(first) = order.first() else { return };
+    let newer = here.iter().filter(|g| g.number > *first && order.contains(&g.number));
+    for (g, why) in newer.filter_map(|g| Some((g.number, g.damage.as_ref()?))) {
+        let age = age(dir, *first);
+        let line = format!("generation {g} was {why}; using generation {first}{age} (--generation {g} tries it once more)");
+        tell(Notice::Warning, &line);
+    }
+}
+
 /// Says so where the first in `order` is not the newest, which holds only what the command left behind.
 fn tell_of_leftovers(dir: &JobDir, order: &[u64], tell: &mut dyn FnMut(Notice, &str)) {
-    let (Some(first), Some(newest)) = (order.first(), order.iter().max()) else {
+    let has_failed = |n: &&u64| state::has_failed(&dir.generations().join(generations::name(**n)));
+    let (Some(first), Some(newest)) = (order.first(), order.iter().filter(has_failed).max()) else {
         return;
     };
     if first < newest {

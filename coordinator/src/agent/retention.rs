@@ -1,7 +1,8 @@
 //! Which checkpoints stay: as many as were asked for, and no more than there is room for.
 
 use super::Agent;
-use crate::{generations, tiers, Failure};
+use crate::generations::{self, Generation};
+use crate::{tiers, Failure};
 use belay_image::ImageError;
 use belay_storage::engine::Engine;
 use belay_storage::store;
@@ -91,7 +92,8 @@ impl Agent {
     }
 
     /// Removes generations that are not `pinned` while what is here has more than `limit` bytes: the oldest first. The
-    /// newest whole one stays, or that from which this run goes on: newer ones than that have been given up, and go last.
+    /// newest whole one stays, or that from which this run goes on: newer ones than that have been given up, and go last,
+    /// as do those in which damage has been found.
     fn shrink_to(&mut self, limit: u64, pinned: &[u64]) -> Result<(), Failure> {
         let gen = self.dir.generations();
         let pinned: Vec<u64> = pinned.iter().copied().chain(self.since.from).collect();
@@ -113,14 +115,20 @@ impl Agent {
             tracing::info!(generations = ?gone, limit, "removed for want of room (--max-bytes)");
             self.collect()?;
         }
-        let is_given_up = |n: &u64| self.since.from.is_some_and(|from| *n > from) && !pinned.contains(n);
-        let given_up: Vec<u64> = generations::numbers(&gen)?.into_iter().filter(is_given_up).collect();
-        for generation in given_up {
+        let all = generations::list(&gen)?;
+        let is_damaged = |g: &Generation| g.damage.is_some() && all.iter().any(Generation::is_whole);
+        let is_given_up = |g: &&Generation| self.since.from.is_some_and(|from| g.number > from) || is_damaged(g);
+        let given_up: Vec<u64> = all.iter().filter(is_given_up).map(|g| g.number).collect();
+        for generation in given_up.into_iter().filter(|n| !pinned.contains(n)) {
             if !is_over(&self.engine)? {
                 break;
             }
             generations::remove(&gen, generation)?;
-            tracing::info!(generation, limit, "given up before, removed for want of room (--max-bytes)");
+            tracing::info!(
+                generation,
+                limit,
+                "given up or damaged, removed for want of room (--max-bytes)"
+            );
             self.collect()?;
         }
         Ok(())

@@ -125,7 +125,7 @@ impl Agent {
     fn now(&self) -> Now {
         let dir = self.dir.generations();
         let all = generations::list(&dir).unwrap_or_default();
-        let whole = || all.iter().filter_map(|g| Some((g.number, g.manifest.as_ref().ok()?)));
+        let whole = || all.iter().filter_map(|g| Some((g.number, g.whole()?)));
         let live = self.processes();
         let parts = self.nodes.as_ref().map_or(0, |n| n.there.len() as u64);
         // Those that have ended have no processes.

@@ -8,7 +8,7 @@ use super::seat::{name_here, node_of_slurm};
 use super::table::{self, Row};
 use crate::jobdir::JobDir;
 use crate::redundancy::record::{self, Record};
-use crate::{generations, sys, Failure};
+use crate::{generations, sys, tiers, Failure};
 use belay_kernel::pidfd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
@@ -94,8 +94,12 @@ pub(super) fn rows(dir: &JobDir, wanted: Option<u64>) -> Result<Option<Vec<Row>>
         return rows_of(dir, number).map(Some);
     }
     let here = generations::numbers(&dir.generations())?;
-    let known: BTreeSet<u64> = here.into_iter().chain(record::numbers(dir.path())?).collect();
-    let order = generations::order(&dir.generations(), known);
+    let redundant = record::numbers(dir.path())?;
+    let tiers = dir.description().map(|d| tiers::known(dir, &d)).unwrap_or_default();
+    let there = tiers.iter().flatten().flat_map(tiers::Known::numbers);
+    let elsewhere = redundant.iter().copied().chain(there).collect();
+    let known: BTreeSet<u64> = here.into_iter().chain(redundant).collect();
+    let order = generations::order(&dir.generations(), known, &elsewhere);
     let mut found = order.into_iter().map(|number| rows_of(dir, number));
     let newest = found.next().transpose();
     newest.or_else(|failure| found.find_map(Result::ok).map(Some).ok_or(failure))

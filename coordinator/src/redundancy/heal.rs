@@ -93,10 +93,12 @@ fn heal_from_group(job: &JobDir, tag: u64, number: u64, sources: &[Vec<String>])
         return Ok(0);
     };
     let bad = healer.bad_blocks();
-    if bad.is_empty() && healer.path().is_dir() {
-        return Ok(0);
-    }
-    healer.rebuild(&bad)
+    let rebuilt = match bad.is_empty() && healer.path().is_dir() {
+        true => 0,
+        false => healer.rebuild(&bad)?,
+    };
+    generations::unmark(&healer.path());
+    Ok(rebuilt)
 }
 
 struct Healer {
@@ -147,7 +149,7 @@ impl Healer {
         }
         let index = match found {
             Some(index) => index,
-            None if Generation::at(&dir.join("gen"), number).is_whole() => return Ok(None),
+            None if Generation::at(&dir.join("gen"), number).manifest.is_ok() => return Ok(None),
             None => {
                 let of = holders.get(&tag).map_or(&[][..], Vec::as_slice);
                 let why = format!("generation {number} of part {tag} is not on this host, and no host that answers has it");

@@ -152,7 +152,10 @@ fn bring(
     let mut lacking = None;
     for wanted in records {
         match belay_storage::fetch::fetch(job, wanted, &sources, control) {
-            Ok(Fetched { items, bytes, .. }) => return Ok((items, bytes)),
+            Ok(Fetched { items, bytes, .. }) => {
+                generations::unmark(&job.join("gen").join(generations::name(number)));
+                return Ok((items, bytes));
+            }
             // What is out of reach may be whole: that failure counts.
             Err(e) if e.is_damage() => drop(lacking.get_or_insert(e.to_string())),
             Err(e) => failure = Some(e.into()),

@@ -193,6 +193,9 @@ impl Durable {
         } else {
             self.copy(d, (generation, &options), &mut &[][..], control)
         };
+        if let (Err(e), true) = (&flushed, control.is_rotten()) {
+            Generation::here(generation).is_damaged(&e.to_string());
+        }
         // Also after a failure: older generations may have been removed. The notes are a copy, without which the
         // generation is durable all the same.
         if let Err(e) = notes::write(dir, self) {

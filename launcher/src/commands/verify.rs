@@ -57,12 +57,18 @@ fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
                 let what = read.elsewhere.join(", ").replace('\n', " ");
                 print(&format!("generation {}: not read here: {what}\n", g.number))?;
             }
+            if let Some(f) = read.faults.iter().find(|f| f.exit == Exit::Damaged).filter(|_| !is_foreign()) {
+                g.is_damaged(&f.to_string());
+            }
             if let Some(f) = read.faults.into_iter().next() {
                 here.damaged += 1;
                 here.faults.push(f);
                 continue;
             }
             here.sound += 1;
+            if g.damage.is_some() && read.elsewhere.is_empty() && !is_foreign() {
+                generations::unmark(&g.path);
+            }
             print(&format!(
                 "generation {}: {} ({} files, {} compared, {} extents, {} byte strings)\n",
                 g.number,

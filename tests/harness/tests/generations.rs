@@ -218,6 +218,52 @@ fn damaged_contents(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
     job.verdict(false, PATIENCE)
 }
 
+/// What a restart has found damaged does not count as whole any more: it pushes no good generation out, and is tried
+/// last, until it has been repaired.
+fn found_damaged(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let io = |e: std::io::Error| e.to_string();
+    let mut job = Job::new(place, "found", user)?;
+    launch(&mut job, place, &[], &["fault_target", "2"])?;
+    let damage = |job: &Job, number: u64| -> Result<(std::path::PathBuf, Vec<u8>), Failure> {
+        let path = job.dir().join(format!("gen/{number:06}/job.bimg"));
+        let good = std::fs::read(&path).map_err(io)?;
+        let mut bad = good.clone();
+        bad[300] ^= 4;
+        std::fs::write(&path, bad).map_err(io)?;
+        Ok((path, good))
+    };
+    let goes_on = |job: &mut Job, words: &[&str]| -> Result<(), Failure> {
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&[])?;
+        job.progress(PATIENCE)?;
+        let said = job.output_text();
+        want(words.iter().all(|w| said.contains(w)), || said)
+    };
+    let are_whole = |job: &Job, expected: &[u64]| {
+        let whole = generations(job)?;
+        want(whole == expected, || format!("whole: {whole:?}, not {expected:?}"))
+    };
+    job.checkpoint()?;
+    job.checkpoint()?;
+    let (path, good) = damage(&job, 2)?;
+    goes_on(&mut job, &["generation 2 is damaged", "using generation 1"])?;
+    are_whole(&job, &[1])?;
+    goes_on(&mut job, &["generation 2 was found damaged", "using generation 1"])?;
+    job.checkpoint()?;
+    are_whole(&job, &[1, 3])?;
+    damage(&job, 3)?;
+    goes_on(&mut job, &["generation 3 is damaged", "using generation 1"])?;
+    std::fs::write(path, good).map_err(io)?;
+    let verified = job
+        .belay(&["verify", &job.dir().display().to_string()])
+        .output()
+        .map_err(io)?;
+    want(verified.status.code() == Some(88), || format!("verify: {verified:?}"))?;
+    are_whole(&job, &[1, 2])?;
+    job.verdict(false, PATIENCE)
+}
+
 /// Pages taken for clean hold what the program has in them: a program that checks all its memory itself is checkpointed
 /// again and again at random moments, and every one of these checkpoints restarts.
 fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
@@ -488,7 +534,7 @@ fn main() {
         "generations",
         &["fault_target", "gen_steps", "mem_diff", "mem_moved", "mem_twins", "proc_kin"],
     );
-    let tests: [(&str, Test); 14] = [
+    let tests: [(&str, Test); 15] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -503,6 +549,7 @@ fn main() {
         ("stored_once", |p, u, _| stored_once("hash", p, u)),
         ("stored_twice_without_hashes", |p, u, _| stored_once("off", p, u)),
         ("damaged_contents", damaged_contents),
+        ("found_damaged", found_damaged),
         ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
         ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),
         ("read_once", read_once),

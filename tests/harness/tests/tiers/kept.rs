@@ -144,6 +144,9 @@ pub(super) fn rotten_here(place: &Place, user: User, rng: &mut Rng) -> Result<()
     })?;
     durable(&job)?;
     want(text(&o).contains("shares nothing with those before"), || text(&o))?;
+    let all = generations(&job)?;
+    let found = all.iter().find(|g| g["generation"] == 3);
+    want(found.is_some_and(|g| g["whole"] == false), || format!("{all:?}"))?;
     job.kill_all()?;
     goes_on(&mut job)?;
     want(!job.output_text().contains("damaged"), || job.output_text())?;
