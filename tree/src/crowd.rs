@@ -39,6 +39,10 @@ impl<T> Crowds<T> {
         self.crowds.values().flatten().map(|(_, one)| one)
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.crowds.values_mut().flatten().map(|(_, one)| one)
+    }
+
     pub(crate) fn add(&mut self, from: IpAddr, one: T) {
         self.crowds.entry(origin(from)).or_default().push_back((self.next, one));
         self.next += 1;

@@ -10,6 +10,7 @@ use crate::service::{Command, Service, Start, Traffic};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
 use std::sync::{mpsc, Arc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +29,8 @@ const UNANSWERED: u32 = 8;
 pub struct Joining {
     service: Box<Service>,
     ends: Ends,
+    /// Which clock the service has.
+    clock: Option<PathBuf>,
 }
 
 /// The program's ends of the channels to the service.
@@ -170,7 +173,17 @@ impl Joining {
         Ok(Self {
             service: Box::new(service),
             ends,
+            clock: clock(),
         })
+    }
+
+    /// A restart begins in one process and goes on in another, which has the clock of the job.
+    fn follow_clock(&mut self) {
+        let now = clock();
+        if self.clock != now {
+            self.clock = now;
+            self.service.clock_is_another();
+        }
     }
 
     /// Where this node listens.
@@ -195,6 +208,7 @@ impl Joining {
 
     /// Attends to the connections on the calling thread, until there is an event or the limit is reached.
     pub fn await_event(&mut self, limit: Duration) -> Option<Event> {
+        self.follow_clock();
         let begin = Instant::now();
         loop {
             if let Ok(event) = self.ends.events.try_recv() {
@@ -230,11 +244,13 @@ impl Joining {
     /// Attends to the connections as they are, on the calling thread. Who does something long before the next step
     /// calls this every second at least, or is taken for lost.
     pub fn attend(&mut self) {
+        self.follow_clock();
         self.service.turn_within(Duration::ZERO);
     }
 
     /// As [`Tree::exchange`], attending to the connections on the calling thread meanwhile.
     pub fn exchange(&mut self, step: u64, contribution: Contribution) -> Result<Values, Broken> {
+        self.follow_clock();
         self.service.command(Command::Arrive(step, contribution, None));
         self.service.advance();
         loop {
@@ -253,8 +269,9 @@ impl Joining {
     }
 
     /// Begins to attend to the connections on a thread of its own.
-    pub fn start(self) -> Result<Tree, TreeError> {
-        let Self { mut service, ends } = self;
+    pub fn start(mut self) -> Result<Tree, TreeError> {
+        self.follow_clock();
+        let Self { mut service, ends, .. } = self;
         let thread = std::thread::Builder::new()
             .name("belay-tree".into())
             .stack_size(256 << 10)
@@ -265,6 +282,11 @@ impl Joining {
             thread: Some(thread),
         })
     }
+}
+
+/// Which clock this process has: its time namespace, where there are any.
+fn clock() -> Option<PathBuf> {
+    std::fs::read_link("/proc/self/ns/time").ok()
 }
 
 /// A connection to one of `addresses`, tried in turn until the limit since `begin`.

@@ -72,6 +72,15 @@ impl Strangers {
         self.deaf_until.is_none()
     }
 
+    /// What has been noted of the time is of another clock, and counts as of now.
+    pub(crate) fn clock_is_another(&mut self, now: Instant) {
+        self.deaf_until = self.deaf_until.map(|_| now + DEAF);
+        for stranger in self.here.iter_mut() {
+            stranger.since = now;
+            stranger.link.begin_at(now);
+        }
+    }
+
     /// What to poll for.
     pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
         self.here.iter().map(|s| &s.link)

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a node whose parent was lost may take to come to the root.
-const REHOME: Duration = Duration::from_secs(5);
+pub(super) const REHOME: Duration = Duration::from_secs(5);
 /// So many refusals in a row, and one more when the grace is over, say that a root has ended. A firewall that is loaded
 /// anew refuses too.
 const REFUSALS: u32 = 5;
