@@ -21,6 +21,7 @@ use belay_abi::histories::TEMPORARY;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_NUMBER};
 use belay_image::ImageError;
 use belay_storage::fetch::UNDER_WAY;
+use belay_storage::needed::Needed;
 use belay_storage::store::Store;
 use belay_wire::{Exit, GenerationStatus};
 use std::borrow::Cow;
@@ -316,11 +317,11 @@ pub fn own_bytes(dir: &Path) -> Result<u64, Failure> {
 /// The chunks that the generations in `dir` refer to. `None` while a manifest cannot be read: what it refers to is not
 /// known, and it may be repaired from a copy as long as its chunks are there. A damaged generation goes with the
 /// retention of those after it.
-pub fn needed_chunks(dir: &Path) -> Result<Option<BTreeSet<u32>>, Failure> {
-    let mut needed = BTreeSet::new();
+pub fn needed_chunks(dir: &Path) -> Result<Option<Needed>, Failure> {
+    let mut needed = Needed::default();
     for (number, manifest) in manifests(dir)? {
         match manifest {
-            Ok(m) => needed.extend(m.chunks.iter().map(|c| c.id)),
+            Ok(m) => needed.add(&m.chunks),
             Err(e) => {
                 tracing::warn!(generation = number, error = %e, "chunks are not collected");
                 return Ok(None);
@@ -329,7 +330,7 @@ pub fn needed_chunks(dir: &Path) -> Result<Option<BTreeSet<u32>>, Failure> {
     }
     // What an interrupted fetch has brought, the next one need not bring.
     for m in under_way(dir)?.iter().filter_map(|d| Manifest::read(d).ok()) {
-        needed.extend(m.chunks.iter().map(|c| c.id));
+        needed.add(&m.chunks);
     }
     Ok(Some(needed))
 }
@@ -505,7 +506,7 @@ mod tests {
         let s = Scratch::new("collect");
         commit(&s.0, 1);
         commit(&s.0, 2);
-        assert_eq!(needed_chunks(&s.0).unwrap(), Some(BTreeSet::new()));
+        assert_eq!(needed_chunks(&s.0).unwrap(), Some(Needed::default()));
         std::fs::write(s.0.join("000001").join(MANIFEST_FILE), b"{").unwrap();
         assert_eq!(needed_chunks(&s.0).unwrap(), None);
     }

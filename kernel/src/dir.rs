@@ -1,6 +1,8 @@
 //! A directory by its descriptor: what is opened, made or renamed in it lies in this one, whatever its path leads to meanwhile.
 
 use crate::check;
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
 use std::ffi::{CString, OsStr};
 use std::fs::{File, Metadata};
 use std::io;
@@ -105,6 +107,15 @@ pub fn replace(new: &Path, old: &Path) -> io::Result<()> {
         Err(e) => return Err(e),
     }
     std::fs::rename(new, old)
+}
+
+/// Renames the file `from` to `to`, where nothing is: [`io::ErrorKind::AlreadyExists`] where something is.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, RenameFlags::NOREPLACE) {
+        // The file system cannot do that (NFS).
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => std::fs::hard_link(from, to).and_then(|()| std::fs::remove_file(from)),
+        other => Ok(other?),
+    }
 }
 
 /// `name`, if it is one part of a path.

@@ -139,6 +139,37 @@ impl Chunk {
     }
 }
 
+/// What a chunk file says it is, without being read: its length and the last word, its checksum.
+pub(crate) type Mark = (u64, u64);
+
+/// The mark of the chunk `entry`.
+pub(crate) fn mark_of(entry: &ChunkEntry) -> Mark {
+    (file_bytes(entry.pages), entry.xxh3)
+}
+
+/// The mark of the file at `path`.
+pub(crate) fn mark(path: &Path) -> Result<Mark, ImageError> {
+    let (file, length) = files::open(path)?;
+    let mut word = [0; 8];
+    let at = length.checked_sub(8).ok_or_else(|| ImageError::damaged(path, "no chunk"))?;
+    file.read_exact_at(&mut word, at)
+        .map_err(|e| ImageError::io("read", path, e))?;
+    Ok((length, u64::from_le_bytes(word)))
+}
+
+/// Whether the file at `path` is a chunk with a whole table of hashes, whichever chunk that is.
+pub(crate) fn is_sealed(path: &Path) -> bool {
+    entry_of(path).is_ok_and(|entry| Chunk::open(path.to_owned(), &entry).is_ok())
+}
+
+/// What the chunk at `path` says it is; it has no number there.
+pub(crate) fn entry_of(path: &Path) -> Result<ChunkEntry, ImageError> {
+    let (length, xxh3) = mark(path)?;
+    let pages = length.saturating_sub(FOOTER as u64) / (PAGE + HASH as u64);
+    let pages = u32::try_from(pages).map_err(|_| ImageError::damaged(path, "no chunk"))?;
+    Ok(ChunkEntry { id: 0, pages, xxh3 })
+}
+
 /// Whether the file of the chunk `entry` at `path` is there with its length.
 pub fn check_present(path: &Path, entry: &ChunkEntry) -> Result<(), ImageError> {
     let (_, length) = files::open(path)?;

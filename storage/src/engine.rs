@@ -6,6 +6,7 @@
 //! ```
 
 use crate::index::Index;
+use crate::needed::Needed;
 use crate::page_key::PageKey;
 use crate::payoff::Payoff;
 use crate::place::desk::Spec;
@@ -15,7 +16,7 @@ use crate::session::{Session, StorageLimit};
 use crate::store::{Removed, Store};
 use crate::StorageError;
 use belay_image::manifest::{ChunkEntry, Manifest};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -211,12 +212,12 @@ impl Engine {
     }
 
     /// Removes chunks that are not in `needed`.
-    pub fn collect(&mut self, needed: &BTreeSet<u32>) -> Result<Removed, StorageError> {
+    pub fn collect(&mut self, needed: &Needed) -> Result<Removed, StorageError> {
         if let Some(kept) = &mut self.kept {
-            if kept.live.keys().any(|id| !needed.contains(id)) {
-                kept.live.retain(|id, _| needed.contains(id));
+            if kept.live.keys().any(|id| !needed.contains(*id)) {
+                kept.live.retain(|id, _| needed.contains(*id));
                 if let Some(index) = &mut kept.index {
-                    index.forget_others(needed);
+                    index.forget_others(&kept.live.keys().copied().collect());
                 }
             }
         }

@@ -29,6 +29,7 @@ pub mod flush;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod index;
+pub mod needed;
 pub mod pack;
 pub mod page_key;
 pub mod payoff;

@@ -5,6 +5,7 @@
 //! have been moved meanwhile.
 
 use crate::chunk;
+use crate::needed::Needed;
 use crate::place::desk::Place;
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
@@ -308,17 +309,18 @@ impl Store {
     }
 
     /// Removes every chunk that is not in `needed`, and every unfinished one. Call while no checkpoint is being written.
-    pub fn collect(&self, needed: &BTreeSet<u32>) -> Result<Removed, ImageError> {
+    /// In a tier also what only has the number of a chunk that is needed: it is of an earlier time, or another job.
+    pub fn collect(&self, needed: &Needed) -> Result<Removed, ImageError> {
         self.collect_but(needed, &BTreeSet::new())
     }
 
     /// The same, but unfinished files of chunks in `moving` stay.
-    pub(crate) fn collect_but(&self, needed: &BTreeSet<u32>, moving: &BTreeSet<u32>) -> Result<Removed, ImageError> {
+    pub(crate) fn collect_but(&self, needed: &Needed, moving: &BTreeSet<u32>) -> Result<Removed, ImageError> {
         let mut removed = Removed::default();
         for (place, file, bytes) in self.entries()? {
             let unneeded = match file.strip_prefix(TEMPORARY) {
                 Some(finished) => !number(finished).is_some_and(|id| moving.contains(&id)),
-                None => number(&file).is_some_and(|id| !needed.contains(&id)),
+                None => number(&file).is_some_and(|id| self.is_unneeded(place, id, needed)),
             };
             if unneeded {
                 let path = self.directory_of(place).join(&file);
@@ -354,6 +356,11 @@ pub fn listed(job: &Path) -> Result<Vec<LocalTier>, ImageError> {
     let path = job.join(PLACES);
     match files::read(&path, MAX_PLACES) {
         Ok(text) => decode_list(&path, &text),
+    /// Whether nobody needs chunk `id` as it lies in `place`.
+    pub(crate) fn is_unneeded(&self, place: Place, id: u32, needed: &Needed) -> bool {
+        !needed.contains(id) || (place != Place::Home && needed.is_another(id, &self.path_in(place, id)))
+    }
+
         Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e),
     }
@@ -464,7 +471,13 @@ pub(crate) mod tests {
         std::fs::write(store.name_in(Place::Home, 0x20, false), [0; 7]).unwrap();
         std::fs::write(store.dir.join("unrelated"), b"x").unwrap();
         assert_eq!((store.next_id().unwrap(), store.bytes().unwrap()), (0x21, 38));
-        let removed = store.collect(&BTreeSet::from([2])).unwrap();
+        let removed = store.collect(&needed([2])).unwrap();
+    /// Chunks of these numbers, none of which is there.
+    pub(crate) fn needed(ids: impl IntoIterator<Item = u32>) -> Needed {
+        let entry = |id| ChunkEntry { id, pages: 1, xxh3: 0 };
+        ids.into_iter().map(entry).collect()
+    }
+
         assert_eq!(removed, Removed { chunks: 3, bytes: 27 });
         assert!(store.path(2).exists() && store.dir.join("unrelated").exists());
         assert_eq!(Store::of_generation(&store.dir.with_file_name("gen/000001")).dir, store.dir);

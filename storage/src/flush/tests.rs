@@ -265,7 +265,7 @@ fn an_interrupted_fetch_is_carried_on() {
     let m = Manifest::read(&s.job().join("gen").join(format!("{UNDER_WAY}000003"))).unwrap();
     assert_eq!(m.chunks, wanted.manifest.chunks);
     let store = Store::of_job(&s.job());
-    store.collect(&m.chunks.iter().map(|c| c.id).collect()).unwrap();
+    store.collect(&m.chunks.iter().copied().collect()).unwrap();
     let brought = store.at_home().unwrap().len() as u64;
     let done = fetch(&s.job(), wanted, &[(&tier, &catalogue)], &Control::default()).unwrap();
     assert!(brought > 0 && done.present == brought, "{brought} chunks are there: {done:?}");

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! sealed ──> copied to home as .tmp-, fsync ──┬── not published yet: home's copy counts from now on; the one in the tier goes
-//!                                            ├── published: renamed at home, directory synced; the one in the tier goes
+//!                                            ├── published: renamed at home, where nothing has that name, directory synced;
+//!                                            │   the one in the tier goes
 //!                                            └── given up, or not needed any more: home's copy goes
 //! ```
 //! A kill at any instant leaves the chunk in the tier whole, or at home whole, or both, and perhaps an unfinished
@@ -13,12 +14,15 @@ use super::desk::{Desk, Place, Spec};
 use super::rule::Policy;
 use crate::control::{is_rotten, Control};
 use crate::flush::{rate::Rate, step_back};
+use crate::needed::Needed;
 use crate::store::{Removed, Store};
 use crate::{chunk, StorageError};
 use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
+use belay_kernel::dir;
 use belay_kernel::direct::{self, Buffer};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,10 +75,7 @@ impl Mover {
             rotten: Mutex::default(),
             store,
         });
-        let is_home = |(_, id, bytes): &(usize, u32, u64)| {
-            let home = mover.store.path_in(Place::Home, *id);
-            std::fs::metadata(&home).is_ok_and(|m| m.len() == *bytes)
-        };
+        let is_home = |(tier, id, _): &(usize, u32, u64)| mover.is_home_from(*tier, *id);
         let (moved, left): (Vec<_>, Vec<_>) = mover.store.in_tiers()?.into_iter().partition(is_home);
         if !moved.is_empty() {
             // The end of a move was cut off, perhaps before the name at home was durable.
@@ -101,6 +102,13 @@ impl Mover {
         };
         self.items().insert(id, item);
         entry(id, item.ticket)
+    }
+
+    /// Whether chunk `id`, as it lies in `tier`, lies at home as well. One with the same number only is another one.
+    fn is_home_from(&self, tier: usize, id: u32) -> bool {
+        let home = self.store.path_in(Place::Home, id);
+        let marks = (chunk::mark(&home), chunk::mark(&self.store.path_in(Place::Tier(tier), id)));
+        matches!(marks, (Ok(a), Ok(b)) if a == b) && chunk::is_sealed(&home)
     }
 
     fn items(&self) -> MutexGuard<'_, BTreeMap<u32, Item>> {
@@ -187,6 +195,12 @@ impl Mover {
         // It may be published while it is opened.
         let source = files::open(&from).or_else(|_| files::open(&self.store.path_in(Place::Tier(tier), id)));
         let temporary = self.store.name_in(Place::Home, id, false);
+        let home = self.store.path_in(Place::Home, id);
+        if source.is_err() && item.published && !from.exists() && home.exists() {
+            // A fetch has brought it home, and removed what lay here.
+            self.items().remove(&id);
+            return Ok(());
+        }
         let copied = source.map_err(StorageError::from).and_then(|(file, length)| {
             if length != bytes {
                 return Err(ImageError::damaged(&from, format!("{length} bytes instead of {bytes}")).into());
@@ -204,8 +218,7 @@ impl Mover {
         }
         copied?;
         if item.published {
-            let home = self.store.path_in(Place::Home, id);
-            std::fs::rename(&temporary, &home).map_err(|e| ImageError::io("rename", &temporary, e))?;
+            self.arrive(tier, id)?;
             self.store.sync_place(Place::Home)?;
         }
         items.remove(&id);
@@ -214,6 +227,28 @@ impl Mover {
         self.desk.observe(bytes, begin.elapsed());
         tracing::debug!(chunk = id, bytes, "chunk moved home");
         Ok(())
+    }
+
+    /// Gives the copy of chunk `id` from `tier` its name at home. What has that name there stays, whatever it is: it may
+    /// have been brought by a fetch because the one in the tier is damaged, or be another one that is needed.
+    fn arrive(&self, tier: usize, id: u32) -> Result<(), StorageError> {
+        let (temporary, home) = (
+            self.store.name_in(Place::Home, id, false),
+            self.store.path_in(Place::Home, id),
+        );
+        let Err(e) = dir::rename_new(&temporary, &home) else {
+            return Ok(());
+        };
+        remove(&temporary);
+        if e.kind() != ErrorKind::AlreadyExists {
+            return Err(ImageError::io("rename", &temporary, e).into());
+        }
+        if self.is_home_from(tier, id) {
+            return Ok(());
+        }
+        let lies = self.store.path_in(Place::Tier(tier), id);
+        let why = format!("another chunk with its number is {}", home.display());
+        Err(ImageError::damaged(&lies, why).into())
     }
 
     fn copy(&self, source: &std::fs::File, from: &Path, bytes: u64, to: &Path) -> Result<(), StorageError> {
@@ -276,11 +311,11 @@ impl Mover {
     }
 
     /// Removes every chunk that is not in `needed`, and every unfinished one that is not being moved.
-    pub(crate) fn collect(&self, needed: &BTreeSet<u32>) -> Result<Removed, ImageError> {
+    pub(crate) fn collect(&self, needed: &Needed) -> Result<Removed, ImageError> {
         let mut items = self.items();
         let mut dropped = Vec::new();
         items.retain(|id, i| {
-            let stays = !i.published || needed.contains(id);
+            let stays = !i.published || !self.store.is_unneeded(Place::Tier(i.tier), *id, needed);
             if !stays {
                 dropped.push(*i);
             }
@@ -358,7 +393,7 @@ fn parts(entry: u64) -> (u32, u32) {
 
 fn remove(path: &Path) {
     match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), error = %e, "could not be removed");
         }
         _ => {}

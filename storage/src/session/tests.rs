@@ -315,8 +315,8 @@ proptest! {
             if kept.len() > 2 {
                 kept.remove(0);
             }
-            let needed = kept.iter().flat_map(|k| k.0.iter().map(|c| c.id)).collect();
-            engine.collect(&needed).unwrap();
+            let needed: BTreeSet<u32> = kept.iter().flat_map(|k| k.0.iter().map(|c| c.id)).collect();
+            engine.collect(&kept.iter().flat_map(|k| k.0.iter().copied()).collect()).unwrap();
             prop_assert_eq!(files(&store), needed.len());
             for (chunks, table, memory) in &kept {
                 let expected: BTreeMap<u64, Vec<u8>> = memory.iter().map(|(at, seed)| (*at, page(*seed))).collect();

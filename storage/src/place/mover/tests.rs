@@ -95,7 +95,7 @@ fn chunks_are_written_to_local_tiers_and_moved_home() {
         );
         assert_eq!(files(store.directory()).len(), committed.0.len());
         engine.mover().unwrap().stop();
-        engine.collect(&BTreeSet::new()).unwrap();
+        engine.collect(&Needed::default()).unwrap();
         assert_eq!(files(store.directory()), [""; 0]);
     }
 }
@@ -175,9 +175,75 @@ fn a_restart_finds_chunks_wherever_they_are_and_moves_them_home() {
     mover.drain();
     assert_eq!((mover.in_memory(&ids), files(&s.0.join("mem"))), (0, vec![]));
     assert!(read(&store, &committed) == memory);
-    engine.collect(&ids).unwrap();
+    engine.collect(&committed.0.iter().copied().collect()).unwrap();
     assert!(read(&store, &committed) == memory);
     mover.stop();
+}
+
+/// What a job with a tier in memory has left there, committed and not moved.
+fn left_in_memory(s: &Scratch, memory: &[u8]) -> (Vec<ChunkEntry>, Vec<Extent>) {
+    let mut engine = engine(s, 100, 0, Policy::Adaptive, None);
+    let session = engine.begin(0).unwrap();
+    engine.mover().unwrap().stop();
+    store_in(session, &mut engine, memory)
+}
+
+#[test]
+fn a_chunk_with_the_number_of_another_one_never_takes_its_place() {
+    let s = Scratch::new("another");
+    let (mem, away) = (s.0.join("mem"), s.0.join("away"));
+    let old = left_in_memory(&s, &Scratch::memory(40, 1));
+    std::fs::rename(&mem, &away).unwrap();
+    // The tier is away, and numbers begin anew.
+    let memory = Scratch::memory(40, 2);
+    let mut before = engine(&s, 0, 0, Policy::Adaptive, None);
+    let new = commit(&mut before, &memory);
+    before.mover().unwrap().stop();
+    let numbers = |c: &[ChunkEntry]| c.iter().map(|c| (c.id, c.pages)).collect::<Vec<_>>();
+    assert_eq!(numbers(&old.0), numbers(&new.0));
+    std::fs::remove_dir(&mem).unwrap();
+    std::fs::rename(&away, &mem).unwrap();
+    let store = Store::of_job(&s.job());
+    for collected in [false, true] {
+        let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
+        let mover = engine.mover().unwrap().clone();
+        if collected {
+            engine.collect(&new.0.iter().copied().collect()).unwrap();
+        }
+        mover.start().unwrap();
+        mover.drain();
+        assert!(read(&store, &new) == memory, "{collected}");
+        let there = files(&mem).len();
+        assert_eq!(
+            there,
+            if collected { 0 } else { old.0.len() },
+            "nothing is removed before it is known to be unneeded"
+        );
+        assert_eq!(mover.left().is_none(), collected);
+        mover.stop();
+    }
+}
+
+#[test]
+fn what_a_fetch_has_healed_at_home_is_not_overwritten_with_what_was_damaged() {
+    let s = Scratch::new("healed");
+    let memory = Scratch::memory(40, 3);
+    let committed = left_in_memory(&s, &memory);
+    let store = Store::of_job(&s.job());
+    let engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let mover = engine.mover().unwrap();
+    for (i, c) in committed.0.iter().take(2).enumerate() {
+        let (tier, home) = (store.path_in(Place::Tier(0), c.id), store.path_in(Place::Home, c.id));
+        std::fs::copy(&tier, &home).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&tier).unwrap();
+        file.write_all_at(&[0xff; 8], 5000).unwrap();
+        if i == 1 {
+            std::fs::remove_file(&tier).unwrap();
+        }
+    }
+    mover.finish().unwrap();
+    assert!(read(&store, &committed) == memory);
+    assert_eq!((files(&s.0.join("mem")), mover.left()), (vec![], None));
 }
 
 #[test]
@@ -219,7 +285,7 @@ fn a_chunk_that_cannot_be_moved_gives_its_room_back_when_nobody_needs_it() {
     mover.drain();
     assert_eq!(mover.desk().room_in_memory(), all - chunk::file_bytes(8));
     std::fs::remove_dir_all(&blocked).unwrap();
-    engine.collect(&BTreeSet::new()).unwrap();
+    engine.collect(&Needed::default()).unwrap();
     assert_eq!((mover.desk().room_in_memory(), files(&s.0.join("mem"))), (all, vec![]));
     mover.stop();
 }
@@ -270,7 +336,7 @@ fn collecting_leaves_what_is_being_moved_and_removes_what_nobody_moves() {
     let home = s.job().join("chunks");
     let before = (files(&s.0.join("mem")), files(&home));
     std::fs::write(home.join(".tmp-pages-000000ff.bpg"), b"of a checkpoint that was killed").unwrap();
-    let removed = engine.collect(&committed.0.iter().map(|c| c.id).collect()).unwrap();
+    let removed = engine.collect(&committed.0.iter().copied().collect()).unwrap();
     assert_eq!(removed.chunks, 1);
     assert_eq!((files(&s.0.join("mem")), files(&home)), before);
     engine.mover().unwrap().finish().unwrap();
@@ -289,11 +355,11 @@ fn chunks_that_are_collected_are_forgotten_also_while_they_are_moved() {
     let unneeded = there.iter().find_map(|n| n.strip_prefix(".tmp-")).unwrap().to_owned();
     let store = Store::of_job(&s.job());
     let is_needed = |c: &&ChunkEntry| !store.path_in(Place::Home, c.id).ends_with(&unneeded);
-    let needed: BTreeSet<u32> = chunks.iter().filter(is_needed).map(|c| c.id).collect();
+    let needed: Needed = chunks.iter().filter(is_needed).copied().collect();
     let mover = engine.mover().unwrap().clone();
     let all: BTreeSet<u32> = chunks.iter().map(|c| c.id).collect();
     let room = chunk::file_bytes(8);
-    assert_eq!((all.len(), needed.len(), mover.in_memory(&all)), (5, 4, 4 * room));
+    assert_eq!((all.len(), mover.in_memory(&all)), (5, 4 * room));
     engine.collect(&needed).unwrap();
     assert_eq!(mover.in_memory(&all), 3 * room, "it is not in the tier any more");
     mover.finish().unwrap();
