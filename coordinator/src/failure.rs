@@ -166,6 +166,7 @@ fn exit_of_storage(error: &StorageError, io: Exit) -> Exit {
         StorageError::TierDamaged { .. } => Exit::Damaged,
         StorageError::Locked { .. } => Exit::NoKey,
         StorageError::TierFull { .. } => Exit::DiskFull,
+        StorageError::InUse { .. } => Exit::Damaged,
         StorageError::Cancelled => Exit::ProgramEnded,
     }
 }

@@ -16,6 +16,7 @@ use belay_image::manifest::Manifest;
 use belay_plugins::Group;
 use belay_restart::{End, News, Options, Restored, WithoutAgent};
 use belay_wire::{Exit, Phase};
+use belay_storage::StorageError;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -129,6 +130,7 @@ impl<'a> Attempts<'a> {
     fn turn_to(&self, number: u64, (damaged, failure): &(u64, Failure), tell: &mut dyn FnMut(Notice, &str)) {
         let age = age(&self.dir, number);
         tell(
+        let what = if is_in_the_way(failure) { "is left out" } else { "is damaged" };
             Notice::Warning,
             &format!("generation {damaged} is damaged ({failure}); using generation {number}{age}"),
         );
@@ -146,7 +148,13 @@ impl<'a> Attempts<'a> {
         }
         tracing::warn!(generation = number, error = %failure, "not whole here");
         let was_here = self.dir.generations().join(generations::name(number)).exists();
-        let items = bring(&self.dir, &self.description, number, tell)?;
+        let items = match bring(&self.dir, &self.description, number, tell) {
+            // It is another one than that here.
+            Err(other) if was_here && is_in_the_way(&other) => {
+                return Err(Failure::new(failure.exit, format!("{failure}; {other}")));
+            }
+            brought => brought?,
+        };
         if items == 0 && !damage {
             return Err(failure);
         }
@@ -282,6 +290,11 @@ impl<'a> Attempts<'a> {
 }
 
 /// Says which generation is restarted, and what of the job it holds.
+/// Whether nothing is damaged, but what a tier has would overwrite something here.
+fn is_in_the_way(failure: &Failure) -> bool {
+    failure.message.contains(StorageError::NOT_BROUGHT)
+}
+
 fn announce(g: &Generation, m: &Manifest, ended: bool, tell: &mut dyn FnMut(Notice, &str)) {
     tell(
         Notice::Progress,

@@ -1,8 +1,10 @@
 //! The fetch: brings a generation from durable tiers back into the job directory, and with it heals one that is damaged there.
 //!
 //! ```text
+//! what would be overwritten and is needed by others: refused
 //! gen/.fetching-000007/manifest.json                                   says which chunks are needed from now on
 //! chunks/.tmp-pages-… ── checked, fsync ── rename ──> chunks/pages-…   only those that are missing or damaged
+//! chunks/ ── fsync; then what lies of them in local tiers goes
 //! gen/.fetching-000007/ ── files, fsync ── rename ──> gen/000007/
 //! ```
 //! Each item is taken from the first tier that has it whole, and nothing gets its name before it has been compared with
@@ -10,19 +12,20 @@
 //! removes; when a restarted job has a checkpoint of its own, also what is under way.
 
 use crate::catalogue::{mark, Catalogue, Listed};
-use crate::chunk::Chunk;
+use crate::chunk::{self, Chunk};
 use crate::control::Control;
 use crate::pack::{self, read_piece};
 use crate::place::desk::Place;
 use crate::store::Store;
 use crate::tier::Tier;
 use crate::{StorageError, PAGE};
-use belay_image::manifest::{ChunkEntry, FileEntry, MANIFEST_FILE, MAX_BYTES};
+use belay_image::manifest::{ChunkEntry, FileEntry, Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_image::sections::create_private;
 use belay_image::{checksum, files, ImageError};
 use belay_kernel::dir;
 use belay_kernel::direct::{self, Buffer};
 use std::fs::{DirBuilder, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -58,14 +61,17 @@ pub fn fetch(job: &Path, wanted: &Listed, sources: &Sources<'_>, control: &Contr
         sources,
         control,
         done: Fetched::default(),
+        brought: Vec::new(),
     };
     fetch.store.create()?;
     let gen = job.join("gen");
+    fetch.refuse_other(&gen, wanted)?;
     let draft = fetch.draft(&gen, wanted)?;
     for c in &m.chunks {
         fetch.chunk(c)?;
     }
     fetch.store.sync()?;
+    fetch.clear_tiers()?;
     if let Some(draft) = draft {
         fetch.generation(&gen, &draft, wanted)?;
     }
@@ -77,6 +83,8 @@ struct Fetch<'a> {
     sources: &'a Sources<'a>,
     control: &'a Control,
     done: Fetched,
+    /// Numbers of chunks that were brought.
+    brought: Vec<u32>,
 }
 
 /// Damage of what was brought, which is known by its name here, lies in pack `key`.
@@ -170,6 +178,59 @@ impl Fetch<'_> {
         let good = || check_pages(&Chunk::open(temporary.clone(), entry)?, control);
         self.item(&pack::chunk_name(entry), &temporary, &good)?;
         std::fs::rename(&temporary, &path).map_err(|e| ImageError::io("rename", &temporary, e))?;
+        self.brought.push(entry.id);
+        Ok(())
+    }
+
+    /// Nothing here is overwritten that another generation needs, or that is another one: numbers are used twice where a
+    /// copy of the job directory went on by itself, or where a tier could not be read for want of a key.
+    fn refuse_other(&self, gen: &Path, wanted: &Listed) -> Result<(), StorageError> {
+        let number = wanted.manifest.generation;
+        let refuse = |reason: String| Err(StorageError::InUse { number, reason });
+        let (mut others, mut unread) = (Vec::new(), false);
+        for n in numbers(gen)? {
+            let dir = gen.join(format!("{n:06}"));
+            match Manifest::read(&dir) {
+                Ok(m) if n != number => others.push(m),
+                Ok(_) if files::read(&dir.join(MANIFEST_FILE), MAX_BYTES)? != wanted.record.manifest.as_bytes() => {
+                    return refuse(format!("another one with its number is {}", dir.display()));
+                }
+                Ok(_) => {}
+                Err(_) => unread |= n != number,
+            }
+        }
+        for c in &wanted.manifest.chunks {
+            for path in self.store.places().map(|place| self.store.path_in(place, c.id)) {
+                let Some(there) = chunk::mark(&path).ok().filter(|there| *there != chunk::mark_of(c)) else {
+                    continue;
+                };
+                let has_it = |m: &&Manifest| m.chunks.iter().any(|o| o.id == c.id && chunk::mark_of(o) == there);
+                if let Some(m) = others.iter().find(has_it) {
+                    let (path, by) = (path.display(), m.generation);
+                    return refuse(format!("{path}, which it would overwrite, is needed by generation {by}"));
+                }
+                if unread && chunk::is_sealed(&path) {
+                    let path = path.display();
+                    return refuse(format!(
+                        "{path}, which it would overwrite, may be needed by a generation whose manifest cannot be read"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What lies in local tiers of chunks that have been brought home, and are durable there: it was damaged.
+    fn clear_tiers(&self) -> Result<(), ImageError> {
+        for id in &self.brought {
+            for place in self.store.places().filter(|place| *place != Place::Home) {
+                let path = self.store.path_in(place, *id);
+                match std::fs::remove_file(&path) {
+                    Err(e) if e.kind() != ErrorKind::NotFound => return Err(ImageError::io("remove", &path, e)),
+                    _ => {}
+                }
+            }
+        }
         Ok(())
     }
 
@@ -217,6 +278,20 @@ impl Fetch<'_> {
     }
 }
 
+/// The numbers of the generations in `gen`.
+fn numbers(gen: &Path) -> Result<Vec<u64>, ImageError> {
+    let fail = |e| ImageError::io("read", gen, e);
+    let list = match std::fs::read_dir(gen) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        list => list.map_err(fail)?,
+    };
+    let mut out = Vec::new();
+    for entry in list {
+        out.extend(entry.map_err(fail)?.file_name().to_str().and_then(|n| n.parse::<u64>().ok()));
+    }
+    Ok(out)
+}
+
 fn make_private(dir: &Path) -> Result<(), ImageError> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(ImageError::io("make", dir, e)),
@@ -235,7 +310,85 @@ mod tests {
     use super::*;
     use crate::catalogue::items;
     use crate::pack::Writer;
+    use crate::store::{set_local_tiers, LocalTier};
     use crate::testing::Scratch;
+
+    /// Has `tier` hold generation `m` as it lies in the job directory.
+    fn put(s: &Scratch, tier: &dyn Tier, m: &Manifest) -> Catalogue {
+        let text = std::fs::read_to_string(s.generation(m.generation).join(MANIFEST_FILE)).unwrap();
+        let mut w = Writer::begin(tier, format!("packs/{:06}-1.bpk", m.generation)).unwrap();
+        for (name, _) in items(m, checksum(text.as_bytes())) {
+            let chunk = m.chunks.iter().find(|c| pack::chunk_name(c) == name);
+            let path = match chunk {
+                Some(c) => Store::of_job(&s.job()).path(c.id),
+                None => s.generation(m.generation).join(name.rsplit('/').next().unwrap()),
+            };
+            let data = std::fs::read(path).unwrap();
+            w.item(name);
+            w.piece(&data, data.len(), false).unwrap();
+        }
+        let (pack, _) = w.finish(false).unwrap();
+        Catalogue::commit(tier, text, vec![pack], Vec::new()).unwrap();
+        Catalogue::read(tier, &Catalogue::default()).unwrap()
+    }
+
+    #[test]
+    fn what_other_generations_need_is_not_overwritten() {
+        let s = Scratch::new("in-use");
+        let m = s.commit(&mut s.engine(), 1, &Scratch::memory(10, 1));
+        let tier = s.tier("pfs");
+        let c = put(&s, &tier, &m);
+        let fetch = || fetch(&s.job(), &c.generations[0], &[(&tier, &c)], &Control::default());
+        // Files without a checksum are always brought, and with them all of the generation.
+        assert_eq!(fetch().unwrap().items, 2);
+        // The job directory was put back to what it was before, and the job went on: its chunks have the same numbers.
+        std::fs::remove_dir_all(s.job().join("chunks")).unwrap();
+        std::fs::remove_dir_all(s.generation(1)).unwrap();
+        let other = s.commit(&mut s.engine(), 5, &Scratch::memory(10, 2));
+        assert_eq!(m.chunks[0].id, other.chunks[0].id);
+        let store = Store::of_job(&s.job());
+        let why = fetch().unwrap_err();
+        assert!(why.is_damage() && !why.is_contradicted(), "{why}");
+        assert!(why.to_string().ends_with("is needed by generation 5"), "{why}");
+        let manifest = s.generation(5).join(MANIFEST_FILE);
+        let text = std::fs::read(&manifest).unwrap();
+        std::fs::write(&manifest, "{").unwrap();
+        let why = fetch().unwrap_err().to_string();
+        assert!(why.ends_with("whose manifest cannot be read"), "{why}");
+        std::fs::write(&manifest, text).unwrap();
+        check_pages(&store.open(&other.chunks[0]).unwrap(), &Control::default()).unwrap();
+        std::fs::rename(s.generation(5), s.generation(1)).unwrap();
+        let why = fetch().unwrap_err().to_string();
+        assert!(why.contains("another one with its number is "), "{why}");
+        // What nobody needs may be in the way.
+        std::fs::remove_dir_all(s.generation(1)).unwrap();
+        assert_eq!(fetch().unwrap().items, 3);
+        check_pages(&store.open(&m.chunks[0]).unwrap(), &Control::default()).unwrap();
+    }
+
+    #[test]
+    fn what_is_damaged_in_a_local_tier_goes_when_it_has_been_brought() {
+        let s = Scratch::new("heals");
+        let m = s.commit(&mut s.engine(), 1, &Scratch::memory(10, 1));
+        let tier = s.tier("pfs");
+        let c = put(&s, &tier, &m);
+        let ssd = LocalTier {
+            name: "ssd".into(),
+            memory: false,
+            dir: s.0.join("ssd"),
+            host: None,
+        };
+        set_local_tiers(&s.job(), std::slice::from_ref(&ssd), std::slice::from_ref(&ssd)).unwrap();
+        let store = Store::of_job(&s.job());
+        let [home, there] = [Place::Home, Place::Tier(0)].map(|p| store.path_in(p, m.chunks[0].id));
+        let mut data = std::fs::read(&home).unwrap();
+        data[5000] ^= 1;
+        std::fs::write(&there, data).unwrap();
+        std::fs::remove_file(&home).unwrap();
+        let done = fetch(&s.job(), &c.generations[0], &[(&tier, &c)], &Control::default()).unwrap();
+        assert_eq!((done.items, there.exists()), (3, false));
+        check_pages(&store.open(&m.chunks[0]).unwrap(), &Control::default()).unwrap();
+    }
 
     #[test]
     fn damage_of_what_was_brought_names_tier_and_pack() {

@@ -126,6 +126,14 @@ pub enum StorageError {
         bytes: u64,
     },
     /// Nobody wants it any more.
+    /// It would overwrite something else.
+    #[error("generation {number} of the tier {}: {reason}", StorageError::NOT_BROUGHT)]
+    InUse {
+        /// The generation that a tier has.
+        number: u64,
+        /// What is in its way.
+        reason: String,
+    },
     #[error("given up because the job ends")]
     Cancelled,
     /// Memory for the tables could not be had.
@@ -140,10 +148,14 @@ pub enum StorageError {
 
 impl StorageError {
     /// Whether what was to be read from a tier is lost there, as far as can be seen now, rather than out of reach.
+    /// How a text says that something here is not overwritten with what a tier has.
+    pub const NOT_BROUGHT: &str = "is not brought here";
+
     pub fn is_damage(&self) -> bool {
         match self {
             StorageError::Tier { source, .. } => belay_image::is_bad_sector(source),
             _ => self.is_contradicted(),
+            StorageError::InUse { .. } => true,
         }
     }
 

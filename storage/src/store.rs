@@ -233,6 +233,11 @@ impl Store {
             Err(_) if !self.elsewhere.is_empty() && !path.exists() => Err(ImageError::Elsewhere {
                 path: path.display().to_string(),
                 places: self.places_elsewhere(),
+    /// All places: home, and the local tiers.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
+        [Place::Home].into_iter().chain((0..self.tiers.len()).map(Place::Tier))
+    }
+
             }),
             other => other,
         }
@@ -250,9 +255,8 @@ impl Store {
 
     /// All files: place, name and length.
     fn entries(&self) -> Result<Vec<(Place, String, u64)>, ImageError> {
-        let places = [Place::Home].into_iter().chain((0..self.tiers.len()).map(Place::Tier));
         let mut out = Vec::new();
-        for place in places {
+        for place in self.places() {
             let there = self.entries_in(place)?;
             out.extend(there.into_iter().map(|(file, bytes)| (place, file, bytes)));
         }
