@@ -16,6 +16,8 @@ use crate::session::{Session, StorageLimit};
 use crate::store::{Removed, Store};
 use crate::StorageError;
 use belay_image::manifest::{ChunkEntry, Manifest};
+use belay_image::sections::{Kind, SectionFile};
+use belay_image::{extents, TableId};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,6 +28,9 @@ pub const CHUNK_BYTES: u64 = 64 << 20;
 
 /// Small local tiers make chunks smaller, but not smaller than this.
 const MIN_CHUNK_BYTES: u64 = 4 << 20;
+
+/// How the names of a generation's tables end.
+const TABLE_SUFFIX: &str = ".bidx";
 
 /// Choices that hold for the job.
 #[derive(Debug, Clone, Copy, Default)]
@@ -178,7 +183,9 @@ impl Engine {
         Kept { index, ..kept }
     }
 
-    /// Reads what the generation to build on has stored. Where that cannot be read, the next generation stands on its own.
+    /// Reads what the generation to build on has stored: pages that it refers to. Others in its chunks are dead for it,
+    /// and nobody has compared them with their hashes since they were written. Where it cannot be read, the next
+    /// generation stands on its own.
     fn load(&self) -> Kept {
         let mut kept = self.empty();
         let (Some(base), true) = (&self.base, kept.index.is_some()) else {
@@ -194,14 +201,18 @@ impl Engine {
         for entry in &manifest.chunks {
             let Ok(chunk) = self.store.open(entry) else { continue };
             if let Some(index) = &mut kept.index {
-                for (page, hash) in (0u32..).zip(&chunk.hashes) {
-                    index.insert(*hash, entry.id, page);
+                for (first, end) in used.get(&entry.id).into_iter().flatten() {
+                    let hashes = chunk.hashes.get(*first as usize..*end as usize).unwrap_or_default();
+                    for (page, hash) in (*first..).zip(hashes) {
+                        index.insert(*hash, entry.id, page);
+                    }
                 }
             }
             kept.live.insert(entry.id, *entry);
         }
         kept
     }
+        let used = used_pages(base, &manifest);
 
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
     pub fn keep(&mut self, session: Session, generation: &Path) {
@@ -234,3 +245,34 @@ fn usable(index: Result<Index, StorageError>) -> Option<Index> {
         .inspect_err(|error| tracing::warn!(%error, "{}", crate::index::NO_ROOM))
         .ok()
 }
+/// The pages of each chunk that the tables of the generation in `base` refer to, as ranges. Not those of files that
+/// processes map: a restart reads them only where a file is not what it was, and a checkpoint before it refers to them.
+fn used_pages(base: &Path, manifest: &Manifest) -> BTreeMap<u32, Vec<(u32, u32)>> {
+    let mut used: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
+    let names = manifest.files.iter().map(|f| &f.name);
+    for name in names.filter(|n| n.ends_with(TABLE_SUFFIX) && **n != TableId::Code.file_name()) {
+        let path = base.join(name);
+        let read = SectionFile::read(&path).and_then(|f| extents::decode(&path, f.get(Kind::Extents)?));
+        match read {
+            Ok(table) => {
+                for e in table {
+                    let pages = u32::try_from(e.pages()).unwrap_or(u32::MAX);
+                    used.entry(e.chunk).or_default().push((e.page, e.page.saturating_add(pages)));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "what it refers to is stored again"),
+        }
+    }
+    for ranges in used.values_mut() {
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let joined = next.0 <= last.1;
+            if joined {
+                last.1 = last.1.max(next.1);
+            }
+            joined
+        });
+    }
+    used
+}
+

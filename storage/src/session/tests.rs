@@ -1,7 +1,8 @@
 use super::*;
 use crate::engine::{Engine, Options};
 use crate::store::tests::Scratch;
-use belay_image::manifest::Manifest;
+use belay_image::manifest::{FileEntry, Manifest};
+use belay_image::sections::{Kind, SectionFile};
 use belay_image::TableId;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -106,8 +107,8 @@ fn where_looking_does_not_pay_a_sample_is_looked_for_until_it_would() {
         (stats.timed_pages, stats.look_ns, stats.table_ns) = (1000, 100_000, 0);
         let without = session.why_without().is_some();
         session.publish().unwrap();
-        write_manifest(&dir, &session.entries().unwrap());
         let table = session.tables()[&TableId::Process(1)].clone();
+        write_manifest(&dir, &session.entries().unwrap(), &table);
         let chunks = session.entries().unwrap();
         engine.keep(session, &dir);
         assert!(get(&store, &chunks, &table).iter().all(|(at, data)| *data == page(seed + at)));
@@ -210,8 +211,12 @@ fn chunks_that_vanished_are_not_referred_to() {
     }
 }
 
-fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
+fn write_manifest(dir: &Path, chunks: &[ChunkEntry], table: &[Extent]) {
     std::fs::create_dir_all(dir).unwrap();
+    let name = TableId::Process(1).file_name();
+    let mut file = SectionFile::new();
+    file.push(Kind::Extents, belay_image::extents::encode(table));
+    file.write(&dir.join(&name)).unwrap();
     let m = Manifest {
         taken: None,
         left_out: None,
@@ -227,7 +232,11 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry]) {
         threads: 1,
         bytes: 0,
         new_bytes: 0,
-        files: Vec::new(),
+        files: vec![FileEntry {
+            name,
+            bytes: 0,
+            xxh3: None,
+        }],
         chunks: chunks.to_vec(),
         next_chunk: 0,
     };
@@ -241,14 +250,21 @@ fn an_engine_that_begins_anew_builds_on_a_generation() {
     let mut engine1 = engine(&store, None);
     let mut session = engine1.begin(0).unwrap();
     put(&mut session, &memory).unwrap();
-    let (chunks, _) = commit(&mut engine1, session);
+    let (chunks, table) = commit(&mut engine1, session);
     let dir: PathBuf = s.0.join("gen/000001");
-    write_manifest(&dir, &chunks);
+    write_manifest(&dir, &chunks, &table);
     let mut engine2 = engine(&store, None);
     engine2.build_on(&dir);
     let mut session = engine2.begin(0).unwrap();
     put(&mut session, &memory).unwrap();
     assert_eq!((session.stats.written, session.stats.found), (0, 10));
+    drop(session);
+    // Nobody has read the pages to which it does not refer: they are stored again, and may be damaged where they are.
+    write_manifest(&dir, &chunks, &[table[0].part(table[0].vaddr, table[0].vaddr + 7 * PAGE)]);
+    engine2.build_on(&dir);
+    let mut session = engine2.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    assert_eq!((session.stats.written, session.stats.found), (3, 7));
     drop(session);
     // Nothing is known of a generation that the engine was not told to build on.
     let mut session = engine(&store, None).begin(0).unwrap();
@@ -265,7 +281,7 @@ fn nothing_is_found_in_a_chunk_that_is_damaged() {
     put(&mut session, &memory).unwrap();
     let (chunks, table) = commit(&mut first, session);
     let found = |expected: bool| {
-        let mut session = first_session(&store, &chunks);
+        let mut session = first_session(&store, (&chunks, &table));
         assert_eq!(session.is_intact(&table), expected);
         put(&mut session, &memory).unwrap();
         (session.stats.written, session.stats.found)
@@ -281,9 +297,9 @@ fn nothing_is_found_in_a_chunk_that_is_damaged() {
 }
 
 /// The first session after a restart of what lies in `chunks`.
-fn first_session(store: &Store, chunks: &[ChunkEntry]) -> Session {
+fn first_session(store: &Store, (chunks, table): (&[ChunkEntry], &[Extent])) -> Session {
     let dir: PathBuf = store.directory().join("../gen/000001");
-    write_manifest(&dir, chunks);
+    write_manifest(&dir, chunks, table);
     let mut engine = engine(store, None);
     engine.build_on(&dir);
     engine.begin(0).unwrap()
