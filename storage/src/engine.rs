@@ -96,6 +96,14 @@ impl Engine {
         self.mover.as_ref()
     }
 
+    /// Has the numbers of chunks noted, so that none is used twice where chunks may lie out of sight. Before
+    /// [`Engine::use_tiers`].
+    pub fn keep_numbers(&mut self) -> Result<(), StorageError> {
+        let first = self.store.keep_numbers()?;
+        self.number_from(first);
+        Ok(())
+    }
+
     /// Lets the next generation share the chunks of the one in `generation`, whose every page has been read and found whole.
     pub fn build_on(&mut self, generation: &Path) {
         self.base = Some(generation.to_owned());
@@ -130,6 +138,9 @@ impl Engine {
             None => self.load(),
         };
         self.number_from(self.store.next_id()?);
+        if let Some(numbers) = self.store.numbers() {
+            numbers.reserve(self.next_id.load(Ordering::Relaxed))?;
+        }
         let limit = match self.options.max_bytes {
             Some(limit) => Some(StorageLimit::Quota {
                 limit,
@@ -198,6 +209,7 @@ impl Engine {
         let there = manifest.chunks.iter().filter(|c| self.store.check_present(c).is_ok());
         let pages = there.map(|c| u64::from(c.pages)).sum();
         kept.index = kept.index.and_then(|mut i| usable(i.reserve(pages).map(|()| i)));
+        let used = used_pages(base, &manifest);
         for entry in &manifest.chunks {
             let Ok(chunk) = self.store.open(entry) else { continue };
             if let Some(index) = &mut kept.index {
@@ -212,7 +224,6 @@ impl Engine {
         }
         kept
     }
-        let used = used_pages(base, &manifest);
 
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
     pub fn keep(&mut self, session: Session, generation: &Path) {
@@ -239,12 +250,6 @@ impl Engine {
     }
 }
 
-/// The table of hashes; without it everything is written.
-fn usable(index: Result<Index, StorageError>) -> Option<Index> {
-    index
-        .inspect_err(|error| tracing::warn!(%error, "{}", crate::index::NO_ROOM))
-        .ok()
-}
 /// The pages of each chunk that the tables of the generation in `base` refer to, as ranges. Not those of files that
 /// processes map: a restart reads them only where a file is not what it was, and a checkpoint before it refers to them.
 fn used_pages(base: &Path, manifest: &Manifest) -> BTreeMap<u32, Vec<(u32, u32)>> {
@@ -276,3 +281,9 @@ fn used_pages(base: &Path, manifest: &Manifest) -> BTreeMap<u32, Vec<(u32, u32)>
     used
 }
 
+/// The table of hashes; without it everything is written.
+fn usable(index: Result<Index, StorageError>) -> Option<Index> {
+    index
+        .inspect_err(|error| tracing::warn!(%error, "{}", crate::index::NO_ROOM))
+        .ok()
+}

@@ -30,6 +30,7 @@ pub mod flush;
 pub mod fuzzing;
 pub mod index;
 pub mod needed;
+pub mod numbers;
 pub mod pack;
 pub mod page_key;
 pub mod payoff;
@@ -125,7 +126,6 @@ pub enum StorageError {
         /// Bytes to be added.
         bytes: u64,
     },
-    /// Nobody wants it any more.
     /// It would overwrite something else.
     #[error("generation {number} of the tier {}: {reason}", StorageError::NOT_BROUGHT)]
     InUse {
@@ -134,6 +134,7 @@ pub enum StorageError {
         /// What is in its way.
         reason: String,
     },
+    /// Nobody wants it any more.
     #[error("given up because the job ends")]
     Cancelled,
     /// Memory for the tables could not be had.
@@ -147,15 +148,15 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// Whether what was to be read from a tier is lost there, as far as can be seen now, rather than out of reach.
     /// How a text says that something here is not overwritten with what a tier has.
     pub const NOT_BROUGHT: &str = "is not brought here";
 
+    /// Whether what was to be read from a tier is lost there, as far as can be seen now, rather than out of reach.
     pub fn is_damage(&self) -> bool {
         match self {
             StorageError::Tier { source, .. } => belay_image::is_bad_sector(source),
-            _ => self.is_contradicted(),
             StorageError::InUse { .. } => true,
+            _ => self.is_contradicted(),
         }
     }
 

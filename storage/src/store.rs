@@ -6,6 +6,7 @@
 
 use crate::chunk;
 use crate::needed::Needed;
+use crate::numbers::Numbers;
 use crate::place::desk::Place;
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
@@ -96,6 +97,8 @@ pub struct Store {
     tiers: Arc<[LocalTier]>,
     /// Those on other hosts.
     elsewhere: Arc<[LocalTier]>,
+    /// Numbers of chunks that may be used where nobody sees them.
+    numbers: Option<Arc<Numbers>>,
 }
 
 /// What a removal removed.
@@ -129,6 +132,7 @@ impl Store {
             dir: job.join(DIRECTORY),
             tiers: own(job, here).into(),
             elsewhere: elsewhere.into(),
+            numbers: None,
         }
     }
 
@@ -144,6 +148,19 @@ impl Store {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(ImageError::io("make", &self.dir, e)),
             _ => Ok(()),
         }
+    }
+
+    /// Has the numbers of chunks noted in the job directory from now on; the first one that is free by that.
+    pub(crate) fn keep_numbers(&mut self) -> Result<u32, ImageError> {
+        let numbers = Numbers::open(self.dir.parent().unwrap_or(Path::new(".")))?;
+        let first = numbers.end();
+        self.numbers = Some(Arc::new(numbers));
+        Ok(first)
+    }
+
+    /// The noted numbers, where they are noted.
+    pub(crate) fn numbers(&self) -> Option<&Numbers> {
+        self.numbers.as_deref()
     }
 
     /// The directory.
@@ -216,6 +233,11 @@ impl Store {
         self.look(|place| self.path_in(place, id).exists())
     }
 
+    /// All places: home, and the local tiers.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
+        [Place::Home].into_iter().chain((0..self.tiers.len()).map(Place::Tier))
+    }
+
     fn look(&self, is_in: impl Fn(Place) -> bool) -> Place {
         if self.tiers.is_empty() || is_in(Place::Home) {
             return Place::Home;
@@ -233,11 +255,6 @@ impl Store {
             Err(_) if !self.elsewhere.is_empty() && !path.exists() => Err(ImageError::Elsewhere {
                 path: path.display().to_string(),
                 places: self.places_elsewhere(),
-    /// All places: home, and the local tiers.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
-        [Place::Home].into_iter().chain((0..self.tiers.len()).map(Place::Tier))
-    }
-
             }),
             other => other,
         }
@@ -340,6 +357,11 @@ impl Store {
         Ok(removed)
     }
 
+    /// Whether nobody needs chunk `id` as it lies in `place`.
+    pub(crate) fn is_unneeded(&self, place: Place, id: u32, needed: &Needed) -> bool {
+        !needed.contains(id) || (place != Place::Home && needed.is_another(id, &self.path_in(place, id)))
+    }
+
     /// Makes the names in the directory durable.
     pub fn sync(&self) -> Result<(), ImageError> {
         self.sync_place(Place::Home)
@@ -360,11 +382,6 @@ pub fn listed(job: &Path) -> Result<Vec<LocalTier>, ImageError> {
     let path = job.join(PLACES);
     match files::read(&path, MAX_PLACES) {
         Ok(text) => decode_list(&path, &text),
-    /// Whether nobody needs chunk `id` as it lies in `place`.
-    pub(crate) fn is_unneeded(&self, place: Place, id: u32, needed: &Needed) -> bool {
-        !needed.contains(id) || (place != Place::Home && needed.is_another(id, &self.path_in(place, id)))
-    }
-
         Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e),
     }
@@ -436,6 +453,16 @@ fn write_list(job: &Path, tiers: &[LocalTier]) -> Result<(), ImageError> {
         .map_err(|e| ImageError::io("sync", job, e))
 }
 
+/// A new job begins in directory `job`, or all that was there has been removed: what lies in local tiers that are not
+/// there now, or on other hosts, is given up. The tiers that were forgotten.
+pub fn forget_absent(job: &Path) -> Result<Vec<LocalTier>, ImageError> {
+    let (there, absent): (Vec<_>, Vec<_>) = listed(job)?.into_iter().partition(|t| t.is_here() && t.dir.exists());
+    if !absent.is_empty() {
+        write_list(job, &there)?;
+    }
+    Ok(absent)
+}
+
 /// The chunk files that lie in directory `dir` of a local tier.
 pub fn chunks_in(dir: &Path) -> usize {
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -445,6 +472,12 @@ pub fn chunks_in(dir: &Path) -> usize {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    /// Chunks of these numbers, none of which is there.
+    pub(crate) fn needed(ids: impl IntoIterator<Item = u32>) -> Needed {
+        let entry = |id| ChunkEntry { id, pages: 1, xxh3: 0 };
+        ids.into_iter().map(entry).collect()
+    }
 
     /// A store in a directory of its own, removed at the end.
     pub(crate) struct Scratch(pub(crate) PathBuf);
@@ -476,12 +509,6 @@ pub(crate) mod tests {
         std::fs::write(store.dir.join("unrelated"), b"x").unwrap();
         assert_eq!((store.next_id().unwrap(), store.bytes().unwrap()), (0x21, 38));
         let removed = store.collect(&needed([2])).unwrap();
-    /// Chunks of these numbers, none of which is there.
-    pub(crate) fn needed(ids: impl IntoIterator<Item = u32>) -> Needed {
-        let entry = |id| ChunkEntry { id, pages: 1, xxh3: 0 };
-        ids.into_iter().map(entry).collect()
-    }
-
         assert_eq!(removed, Removed { chunks: 3, bytes: 27 });
         assert!(store.path(2).exists() && store.dir.join("unrelated").exists());
         assert_eq!(Store::of_generation(&store.dir.with_file_name("gen/000001")).dir, store.dir);

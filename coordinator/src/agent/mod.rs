@@ -18,6 +18,7 @@ mod requests;
 mod retention;
 mod signals;
 mod status;
+mod stores;
 mod telling;
 mod together;
 
@@ -28,6 +29,7 @@ use asking::Asking;
 use encoding::Encoding;
 use flushing::Flush;
 use losing::Losses;
+use stores::{collected_engine, numbers_unused};
 
 use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
@@ -42,17 +44,14 @@ use crate::relay::{Channel, Message, Relay};
 use crate::sys::{self, SignalFd, Timer, Wake};
 use crate::{tiers, Failure};
 use belay_capture::{Code, Tracking};
-use belay_image::manifest::Manifest;
 use belay_kernel::proc;
 use belay_plugins::gate::gpu;
 use belay_plugins::Names;
 use belay_restart::{News, Shell};
-use belay_storage::engine::{Engine, Options};
-use belay_storage::store::Store;
+use belay_storage::engine::Engine;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::time::Duration;
 
 /// How often clients that wait for a checkpoint hear of its progress.
@@ -91,51 +90,6 @@ enum Ending {
     Asked,
     /// SIGKILL until nothing is left.
     Forced,
-}
-
-/// The engine of the job, without the chunks that no generation needs any more. `job` is the directory of the whole
-/// job, and `seat` the part of it that is served.
-fn collected_engine(dir: &JobDir, d: &Description, (job, seat): (&Path, Option<&Seat>)) -> Result<Engine, Failure> {
-    let gen = dir.generations();
-    let needed = match record::missing(job, &gen)? {
-        Some(generation) => {
-            tracing::info!(generation, "not here; chunks are not collected");
-            None
-        }
-        None => generations::needed_chunks(&gen)?,
-    };
-    let options = Options {
-        max_bytes: d.limit(),
-        find_by_hash: d.differential != Differential::Off,
-        key: d.page_key,
-    };
-    let make = |store: Store| {
-        if let Some(needed) = &needed {
-            store.collect(needed)?;
-        }
-        Ok(Engine::new(store, options)?)
-    };
-    tiers::local::engage(dir, d, seat, make)
-}
-
-/// The number of the next generation. No number is used twice, of a generation or of a chunk, wherever there may be one
-/// that has it.
-fn numbers_unused(dir: &JobDir, d: &Description, engine: &mut Engine) -> Result<u64, Failure> {
-    let gen = dir.generations();
-    let held: Vec<_> = generations::manifests(&gen)?.collect();
-    let mut next = held.last().map_or(1, |(n, _)| n + 1);
-    if d.config.redundancy.settings()?.is_some() {
-        next = next.max(record::last(dir.path())? + 1);
-    }
-    // Also those that lack something: the numbers of their chunks are used.
-    let here: Vec<Manifest> = held.into_iter().filter_map(|(_, m)| m.ok()).collect();
-    let known = tiers::known(dir, d);
-    let there = known.iter().flatten().flat_map(|k| &k.generations).map(|(_, m)| m);
-    for m in here.iter().chain(there) {
-        next = next.max(m.generation + 1);
-        engine.number_from(m.next_chunk);
-    }
-    Ok(next)
 }
 
 /// When the next generation is to reach a level of which `newest` is the newest that has.

@@ -61,6 +61,11 @@ impl Known {
         let whole = self.generations.iter().map(|(_, m)| m.generation);
         whole.chain(self.doubtful.iter().copied()).chain(self.locked.keys().copied())
     }
+
+    /// The greatest number of a generation that is, or ever was, there.
+    pub(crate) fn highest(&self) -> Option<u64> {
+        self.numbers().chain(self.newest).max()
+    }
 }
 
 fn file(dir: &JobDir, tier: &str) -> PathBuf {

@@ -535,6 +535,7 @@ impl Session {
 
     /// Gives the chunks their names. From here on the generation that refers to them may be committed.
     pub fn publish(&mut self) -> Result<(), StorageError> {
+        self.store.numbers().map_or(Ok(()), |n| n.cover(self.next_chunk()))?;
         if let Some(mover) = &self.mover {
             let ids: Vec<u32> = self.chunks.iter().map(|c| c.id).collect();
             mover.publish(&ids)?;

@@ -247,6 +247,30 @@ fn what_a_fetch_has_healed_at_home_is_not_overwritten_with_what_was_damaged() {
 }
 
 #[test]
+fn numbers_are_not_used_again_where_chunks_are_out_of_sight() {
+    let s = Scratch::new("out-of-sight");
+    let begin = || {
+        let mut engine = engine(&s, 0, 0, Policy::Adaptive, None);
+        engine.keep_numbers().unwrap();
+        engine
+    };
+    let mut first = begin();
+    let numbers = |c: Vec<ChunkEntry>| c.iter().map(|c| c.id).collect::<BTreeSet<u32>>();
+    let used = numbers(commit(&mut first, &Scratch::memory(40, 1)).0);
+    assert!(
+        s.job().join(crate::numbers::NUMBERS).exists(),
+        "before the generation is committed"
+    );
+    first.mover().unwrap().stop();
+    // They lay in a tier that is away, and no manifest names them.
+    std::fs::remove_dir_all(s.job().join("chunks")).unwrap();
+    let mut second = begin();
+    let more = numbers(commit(&mut second, &Scratch::memory(40, 2)).0);
+    second.mover().unwrap().stop();
+    assert!(used.last() < more.first(), "{used:?} {more:?}");
+}
+
+#[test]
 fn a_chunk_that_cannot_be_moved_stays_where_it_is_and_is_tried_again() {
     let s = Scratch::new("stays");
     let mut engine = engine(&s, 100, 0, Policy::Adaptive, None);
