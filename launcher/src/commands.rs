@@ -484,6 +484,16 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         print(&format!("tier {}: {} removed\n", durable.config.name, format::bytes(freed))).map(drop)
     });
     let of_parts = gone.add_parts(&dir, &description, args.all);
+    if args.all {
+        let forgotten = tiers::local::begin_anew(&dir)?;
+        gone.stays.extend(forgotten.iter().filter(|t| t.is_here()).map(|t| {
+            let at = t.dir.display();
+            format!(
+                "tier {}: {at} is not there: what lies in it is forgotten, and may be removed",
+                t.name
+            )
+        }));
+    }
     for what in &gone.stays {
         print(&format!("{what}\n"))?;
     }

@@ -113,6 +113,7 @@ fn launch_in(
     keys::prepare(&description.config)?;
     description.history.begin(sys::now_unix_s());
     dir.describe(&description)?;
+    tiers::local::begin_anew(dir)?;
     logging::start(dir, &description.log_level)?;
     let tree = &description.config.tree;
     let nodes = args.across_hosts.then(|| Nodes::root(dir, tree)).transpose()?;

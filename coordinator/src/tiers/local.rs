@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Kind, Tier};
 use crate::jobdir::{Description, JobDir};
-use crate::nodes::seat::{part_dir, Seat};
+use crate::nodes::seat::{self, part_dir, Seat};
 use crate::redundancy::Redundancy;
 use crate::{generations, sys, Failure};
 use belay_image::manifest::Manifest;
@@ -47,6 +47,16 @@ pub fn adopt(d: &mut Description, root: &Description) {
         redundancy: Redundancy::default(),
         ..root.config.clone()
     };
+}
+
+/// A job begins anew in `dir`, or all that it had has been removed: what lies in local tiers that are not there now is
+/// given up, because nothing of the job needs it any more. The tiers that were forgotten.
+pub fn begin_anew(dir: &JobDir) -> Result<Vec<LocalTier>, Failure> {
+    let mut gone = store::forget_absent(dir.path())?;
+    for tag in seat::tags(dir.path())? {
+        gone.extend(store::forget_absent(&part_dir(dir.path(), tag))?);
+    }
+    Ok(gone)
 }
 
 /// Has the chunks of a job, or of a part of it, written to its local tiers first. Those that are out of reach are left

@@ -289,15 +289,48 @@ fn damaged_list(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// A local tier is away while all checkpoints are removed and another job begins in the job directory: what comes back
+/// with the tier takes nobody's place.
+fn came_back(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "back", user)?;
+    let [_, local] = tiers(&job, user, [64, 64], "200K")?;
+    launch(&mut job, place, "local-only", "8")?;
+    job.checkpoint()?;
+    kill(&mut job)?;
+    want(chunks(&local)[0] > 0, || "everything is home already".into())?;
+    let (dir, away) = (job.dir().display().to_string(), job.work.join("away"));
+    io("rename", std::fs::rename(&local, &away))?;
+    let said = belay(&job, &["gc", "--all", &dir])?;
+    job.clear_beat()?;
+    let program = place.programs().join("fault_target").display().to_string();
+    job.launch(&[], &[program, "8".into()])?;
+    job.progress(LIMIT)?;
+    for _ in 0..2 {
+        job.checkpoint()?;
+    }
+    kill(&mut job)?;
+    io("rename", std::fs::rename(&away, &local))?;
+    for _ in 0..2 {
+        belay(&job, &["verify", &dir])?;
+        goes_on(&mut job)?;
+        job.checkpoint()?;
+        kill(&mut job)?;
+    }
+    goes_on(&mut job)?;
+    job.verdict(false, LIMIT)?;
+    want(said.contains("is forgotten"), || said.clone())
+}
+
 fn main() {
     let mut target = Target::new("placement", &["fault_target"]);
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("collected", collected),
         ("policies", policies),
         ("damaged_list", damaged_list),
         ("small_and_killed", small_and_killed),
         ("power_cut", power_cut),
         ("gone", gone),
+        ("came_back", came_back),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, test);
