@@ -12,11 +12,12 @@ use crate::sys::{self, Disposition};
 use crate::tiers::gather::Gathered;
 use crate::tiers::{self, Known};
 use crate::{front, state, Failure};
-use belay_image::manifest::Manifest;
+use belay_image::files;
+use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_plugins::Group;
 use belay_restart::{End, News, Options, Restored, WithoutAgent};
-use belay_wire::{Exit, Phase};
 use belay_storage::StorageError;
+use belay_wire::{Exit, Phase};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -129,10 +130,10 @@ impl<'a> Attempts<'a> {
     /// The last one that was tried is damaged: says which is next.
     fn turn_to(&self, number: u64, (damaged, failure): &(u64, Failure), tell: &mut dyn FnMut(Notice, &str)) {
         let age = age(&self.dir, number);
-        tell(
         let what = if is_in_the_way(failure) { "is left out" } else { "is damaged" };
+        tell(
             Notice::Warning,
-            &format!("generation {damaged} is damaged ({failure}); using generation {number}{age}"),
+            &format!("generation {damaged} {what} ({failure}); using generation {number}{age}"),
         );
     }
 
@@ -289,12 +290,12 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// Says which generation is restarted, and what of the job it holds.
 /// Whether nothing is damaged, but what a tier has would overwrite something here.
 fn is_in_the_way(failure: &Failure) -> bool {
     failure.message.contains(StorageError::NOT_BROUGHT)
 }
 
+/// Says which generation is restarted, and what of the job it holds.
 fn announce(g: &Generation, m: &Manifest, ended: bool, tell: &mut dyn FnMut(Notice, &str)) {
     tell(
         Notice::Progress,
@@ -408,10 +409,45 @@ pub fn candidates(
     let mut order = generations::order(&dir.generations(), found, &elsewhere);
     tell_of_damaged(dir, (&here, &order), tell);
     tell_of_leftovers(dir, &order, tell);
+    if wanted.is_none() {
+        put_back_others(dir, (&here, &known), &mut order, tell);
+    }
     if d.astray && wanted.is_none() {
         prefer_complete(dir, &known, &mut order, tell);
     }
     Ok(order)
+}
+
+/// Where a generation here is another one than that of its number on a tier, another copy of the job directory has gone
+/// on by itself: what the tier has from there on comes after what is here.
+fn put_back_others(
+    dir: &JobDir,
+    (here, known): (&[Generation], &[Option<Known>]),
+    order: &mut Vec<u64>,
+    tell: &mut dyn FnMut(Notice, &str),
+) {
+    let is_another = |g: &&Generation| {
+        let own = files::read(&g.path.join(MANIFEST_FILE), MAX_BYTES).ok();
+        let mut theirs = known.iter().flatten().flat_map(|k| &k.generations);
+        let differs = |text: &str| own.as_ref().is_some_and(|own| text.as_bytes() != own);
+        g.manifest.is_ok() && theirs.any(|(text, m)| m.generation == g.number && differs(text))
+    };
+    let Some(parted) = here.iter().find(is_another).map(|g| g.number) else {
+        return;
+    };
+    let newest = order.first().copied();
+    let is_ours = |n: &u64| *n < parted || here.iter().any(|g| g.number == *n);
+    let (ours, theirs): (Vec<u64>, Vec<u64>) = order.iter().partition(|n| is_ours(n));
+    *order = [ours, theirs].concat();
+    if let (Some(newest), Some(first)) = (newest, order.first().filter(|first| Some(**first) != newest)) {
+        let age = age(dir, *first);
+        tell(
+            Notice::Warning,
+            &format!(
+                "another copy of the job directory made generation {newest}, which is on a tier: using generation {first}{age} (--generation {newest} for the other)"
+            ),
+        );
+    }
 }
 
 /// Puts generations in which nothing was left out first, in the job directory or on a tier; not those that hold only

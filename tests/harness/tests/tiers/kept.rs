@@ -67,6 +67,13 @@ pub(super) fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), 
         || format!("beside later generations: {}: {}", show(o.status), text(&o)),
     )?;
     want(packs(&scratch) == before, || "packs of later generations were removed".into())?;
+    // What was made here is newer, and is not overwritten with what the other one made.
+    job.kill_all()?;
+    goes_on(&mut job)?;
+    let said = job.output_text();
+    let using = "another copy of the job directory made generation 3, which is on a tier: using generation 2";
+    want(said.contains(using), || format!("restart: {said}"))?;
+    belay(&job, &["verify", &job.dir().display().to_string()])?;
     durable(&job)?;
     job.kill_all()?;
     lose_local(&job)?;
