@@ -138,7 +138,14 @@ impl Gone {
 
     /// Removes the chunks in `dir`, that of `job` or of a part of it, that no generation there needs.
     fn collect(&mut self, job: &Path, dir: &JobDir, all: bool) -> Result<(), Failure> {
-        let (at, gen, store) = (dir.shown(), dir.generations(), Store::of_job(dir.path()));
+        let (at, gen) = (dir.shown(), dir.generations());
+        let (store, others) = Store::of_job(dir.path()).own_tiers();
+        for (t, other) in others {
+            let lies = t.dir.display();
+            self.stays.push(format!(
+                "{at}: nothing is removed in {lies}: the job in {other}, of which this is a copy, has it"
+            ));
+        }
         if let Some(number) = record::missing(job, &gen)?.filter(|_| !all) {
             self.stays.push(format!(
                 "{at}: chunks stay: generation {number}, which is redundant, is not on this host, and they may be its"

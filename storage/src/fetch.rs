@@ -222,9 +222,10 @@ impl Fetch<'_> {
 
     /// What lies in local tiers of chunks that have been brought home, and are durable there: it was damaged.
     fn clear_tiers(&self) -> Result<(), ImageError> {
+        let (store, _) = self.store.clone().own_tiers();
         for id in &self.brought {
-            for place in self.store.places().filter(|place| *place != Place::Home) {
-                let path = self.store.path_in(place, *id);
+            for place in store.places().filter(|place| *place != Place::Home) {
+                let path = store.path_in(place, *id);
                 match std::fs::remove_file(&path) {
                     Err(e) if e.kind() != ErrorKind::NotFound => return Err(ImageError::io("remove", &path, e)),
                     _ => {}

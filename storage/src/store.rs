@@ -142,6 +142,11 @@ impl Store {
         Self::of_job(job)
     }
 
+    pub(crate) fn with_tiers(self, tiers: Vec<LocalTier>) -> Self {
+        let tiers = tiers.into();
+        Self { tiers, ..self }
+    }
+
     /// Makes the directory, where it is not there yet.
     pub fn create(&self) -> Result<(), ImageError> {
         match DirBuilder::new().mode(0o700).create(&self.dir) {

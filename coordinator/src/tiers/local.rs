@@ -12,6 +12,7 @@ use belay_storage::engine::Engine;
 use belay_storage::place::calibrate::{self, Plan};
 use belay_storage::place::claims::{self, Claims};
 use belay_storage::place::desk::{Place, Spec};
+use belay_storage::place::marker::{self, MARKER};
 use belay_storage::place::model::Model;
 use belay_storage::store::{self, LocalTier, Store};
 use belay_wire::{Exit, OnTier};
@@ -20,15 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::num::NonZero;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The marker in a job's directory in a tier, where the job may have several hosts: the path of the job directory.
-const MARKER: &str = "job-directory";
-
-/// Bytes of it, at most.
-const MAX_MARKER: u64 = 4096;
 
 /// Tiers are measured with as many writers as there are processors, within these.
 const MIN_WRITERS: usize = 9;
@@ -77,6 +71,18 @@ pub(crate) fn engage(
         }
         listed => listed?,
     };
+    if seat.is_none() {
+        list.retain(|t| match marker::other(t, dir.path()) {
+            Some(other) => {
+                sys::say(&format!(
+                    "local tier {} is left out: the job in {other}, of which this is a copy, has it",
+                    t.name
+                ));
+                false
+            }
+            None => true,
+        });
+    }
     if let Some(seat) = seat {
         for t in &list {
             prepare(t, &known, whole_job(dir.path(), seat.tag), seat)?;
@@ -92,7 +98,12 @@ pub(crate) fn engage(
     let used = list.clone();
     list.extend(of_before);
     store::set_local_tiers(dir.path(), &list, &used)?;
-    let store = Store::of_job(dir.path());
+    for t in used.iter().filter(|_| seat.is_none()) {
+        if let Err(e) = marker::write(&t.dir, dir.path()) {
+            tracing::warn!(path = %t.dir.display(), error = %e, "nothing says whose it is");
+        }
+    }
+    let (store, _) = Store::of_job(dir.path()).own_tiers();
     if store.tiers().is_empty() {
         return engine(store);
     }
@@ -152,10 +163,7 @@ enum Owner {
 
 /// Whose `path` in a tier is, for the job in directory `job`.
 fn owner(path: &Path, job: &str) -> io::Result<Owner> {
-    let text = match claims::read_own(&path.join(MARKER), MAX_MARKER) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        other => other?,
-    };
+    let text = marker::read(path)?;
     Ok(match text.as_str() {
         "" => Owner::Unknown,
         text if text == job => Owner::This,
@@ -179,9 +187,7 @@ fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Resul
     claims::make_own(job).map_err(failure(job, seat))?;
     let whose = owner(job, &dir_name).map_err(failure(job, seat))?;
     if whose == Owner::Unknown {
-        let marker = claims::make_file(&job.join(MARKER)).map_err(failure(job, seat))?;
-        let written = marker.set_len(0).and_then(|()| marker.write_all_at(dir_name.as_bytes(), 0));
-        written.map_err(failure(job, seat))?;
+        marker::write(job, dir).map_err(failure(job, seat))?;
     }
     if !known.iter().any(|k| k.is_here() && k.dir == t.dir) && t.dir.exists() {
         let in_use = match &whose {
@@ -334,7 +340,11 @@ pub(crate) fn holdings(job: &Path, g: &generations::Generation, homes: &mut Home
 
 /// The job ends: removes its directories in the local tiers of this host, where nothing of it is left in them.
 pub(crate) fn remove_empty(dir: &JobDir, part: Option<u64>) {
-    for t in store::listed(dir.path()).unwrap_or_default().iter().filter(|t| t.is_here()) {
+    let is_own = |t: &&LocalTier| t.is_here() && marker::other(t, dir.path()).is_none();
+    for t in store::listed(dir.path()).unwrap_or_default().iter().filter(is_own) {
+        if part.is_none() && is_empty(&t.dir) {
+            drop(std::fs::remove_file(t.dir.join(MARKER)));
+        }
         if let Err(e) = std::fs::remove_dir(&t.dir) {
             tracing::debug!(path = %t.dir.display(), error = %e, "directory stays");
             continue;
@@ -348,11 +358,16 @@ pub(crate) fn remove_empty(dir: &JobDir, part: Option<u64>) {
 /// Part `tag` has nothing any more in the directory `job` of a tier: who leaves last removes it.
 fn leave(job: &Path, tag: u64) {
     drop(std::fs::remove_file(claims::file(job, tag)));
-    let others = std::fs::read_dir(job).into_iter().flatten().flatten();
-    if others.map(|e| e.file_name()).all(|name| name == MARKER) {
+    if is_empty(job) {
         drop(std::fs::remove_file(job.join(MARKER)));
         drop(std::fs::remove_dir(job));
     }
+}
+
+/// Whether nothing but the marker is in `dir`.
+fn is_empty(dir: &Path) -> bool {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    names.map(|e| e.file_name()).all(|name| name == MARKER)
 }
 
 /// Measures local tier `t` and keeps that there; `progress` gets each sample: its number and how many there will be,

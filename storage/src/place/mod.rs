@@ -11,6 +11,7 @@
 pub mod calibrate;
 pub mod claims;
 pub mod desk;
+pub mod marker;
 pub mod model;
 pub mod mover;
 pub mod rule;

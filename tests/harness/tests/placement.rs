@@ -321,9 +321,40 @@ fn came_back(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     want(said.contains("is forgotten"), || said.clone())
 }
 
+/// Nothing of a job that runs is removed in its tiers by `gc` of a copy of its directory.
+fn copied(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "copied", user)?;
+    let [_, local] = tiers(&job, user, [64, 64], "200K")?;
+    launch(&mut job, place, "local-only", "8")?;
+    job.checkpoint()?;
+    let copy = job.work.join("copy");
+    let s = io(
+        "cp",
+        std::process::Command::new("cp").arg("-a").args([&job.dir(), &copy]).status(),
+    )?;
+    want(s.success(), || "cp".into())?;
+    job.checkpoint()?;
+    let (dir, copy) = (job.dir().display().to_string(), copy.display().to_string());
+    let before = chunks(&local);
+    let said = belay(&job, &["gc", &copy])? + &belay(&job, &["gc", "--all", &copy])?;
+    want(before[0] > 2 && chunks(&local)[0] + 2 > before[0], || {
+        format!("{before:?} chunks before, {:?} after", chunks(&local))
+    })?;
+    belay(&job, &["verify", &dir])?;
+    let why = "of which this is a copy, has it";
+    want(said.matches(why).count() > 1, || said.clone())?;
+    kill(&mut job)?;
+    goes_on(&mut job)?;
+    job.verdict(false, LIMIT)?;
+    want(
+        chunks(&local) == [0, 0] && !local.read_dir().is_ok_and(|mut d| d.next().is_some()),
+        || "something is left in the tier".into(),
+    )
+}
+
 fn main() {
     let mut target = Target::new("placement", &["fault_target"]);
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("collected", collected),
         ("policies", policies),
         ("damaged_list", damaged_list),
@@ -331,6 +362,7 @@ fn main() {
         ("power_cut", power_cut),
         ("gone", gone),
         ("came_back", came_back),
+        ("copied", copied),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, test);
