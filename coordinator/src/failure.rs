@@ -19,6 +19,8 @@ pub struct Failure {
     pub passing: bool,
     /// A library is there that was not asked to come to rest: the next attempt asks.
     pub(crate) not_asked: bool,
+    /// Nothing is damaged, but what a tier has would overwrite something here.
+    pub(crate) in_the_way: bool,
 }
 
 /// What to do where the reason passes by itself.
@@ -42,6 +44,7 @@ impl Failure {
             message,
             passing: false,
             not_asked: false,
+            in_the_way: false,
         }
     }
 
@@ -173,7 +176,10 @@ fn exit_of_storage(error: &StorageError, io: Exit) -> Exit {
 
 impl From<StorageError> for Failure {
     fn from(e: StorageError) -> Self {
-        Self::new(exit_of_storage(&e, Exit::Io), e.to_string())
+        Self {
+            in_the_way: matches!(e, StorageError::InUse { .. }),
+            ..Self::new(exit_of_storage(&e, Exit::Io), e.to_string())
+        }
     }
 }
 

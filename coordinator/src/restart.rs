@@ -16,7 +16,6 @@ use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_plugins::Group;
 use belay_restart::{End, News, Options, Restored, WithoutAgent};
-use belay_storage::StorageError;
 use belay_wire::{Exit, Phase};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -130,7 +129,7 @@ impl<'a> Attempts<'a> {
     /// The last one that was tried is damaged: says which is next.
     fn turn_to(&self, number: u64, (damaged, failure): &(u64, Failure), tell: &mut dyn FnMut(Notice, &str)) {
         let age = age(&self.dir, number);
-        let what = if is_in_the_way(failure) { "is left out" } else { "is damaged" };
+        let what = if failure.in_the_way { "is left out" } else { "is damaged" };
         tell(
             Notice::Warning,
             &format!("generation {damaged} {what} ({failure}); using generation {number}{age}"),
@@ -151,7 +150,7 @@ impl<'a> Attempts<'a> {
         let was_here = self.dir.generations().join(generations::name(number)).exists();
         let items = match bring(&self.dir, &self.description, number, tell) {
             // It is another one than that here.
-            Err(other) if was_here && is_in_the_way(&other) => {
+            Err(other) if was_here && other.in_the_way => {
                 return Err(Failure::new(failure.exit, format!("{failure}; {other}")));
             }
             brought => brought?,
@@ -288,11 +287,6 @@ impl<'a> Attempts<'a> {
         let last = damaged.pop().map(|(_, failure)| failure);
         last.unwrap_or_else(|| Failure::new(Exit::NoCheckpoint, "no checkpoint"))
     }
-}
-
-/// Whether nothing is damaged, but what a tier has would overwrite something here.
-fn is_in_the_way(failure: &Failure) -> bool {
-    failure.message.contains(StorageError::NOT_BROUGHT)
 }
 
 /// Says which generation is restarted, and what of the job it holds.

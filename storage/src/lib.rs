@@ -127,7 +127,7 @@ pub enum StorageError {
         bytes: u64,
     },
     /// It would overwrite something else.
-    #[error("generation {number} of the tier {}: {reason}", StorageError::NOT_BROUGHT)]
+    #[error("generation {number} of the tier is not brought here: {reason}")]
     InUse {
         /// The generation that a tier has.
         number: u64,
@@ -148,9 +148,6 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// How a text says that something here is not overwritten with what a tier has.
-    pub const NOT_BROUGHT: &str = "is not brought here";
-
     /// Whether what was to be read from a tier is lost there, as far as can be seen now, rather than out of reach.
     pub fn is_damage(&self) -> bool {
         match self {

@@ -22,7 +22,7 @@ const PERIOD: Duration = Duration::from_millis(200);
 enum Line<T> {
     Progress(u64, u64),
     Done(T),
-    Failed(Exit, String),
+    Failed { exit: Exit, message: String, in_the_way: bool },
 }
 
 /// Runs `work` in a child process and returns its result; `tell` receives bytes done and expected. Call from a process
@@ -44,7 +44,14 @@ pub(super) fn run<T: Serialize + DeserializeOwned>(
         match serde_json::from_str(&line) {
             Ok(Line::Progress(done, expected)) => tell(done, expected),
             Ok(Line::Done(value)) => result = Some(Ok(value)),
-            Ok(Line::Failed(exit, message)) => result = Some(Err(Failure::new(exit, message))),
+            Ok(Line::Failed {
+                exit,
+                message,
+                in_the_way,
+            }) => {
+                let failure = Failure::new(exit, message);
+                result = Some(Err(Failure { in_the_way, ..failure }));
+            }
             Err(e) => result = Some(Err(Failure::new(Exit::Internal, format!("answer of a child: {e}")))),
         }
     }
@@ -77,7 +84,11 @@ fn serve<T: Serialize>(work: impl FnOnce(&Control) -> Result<T, Failure>, out: i
     let result = work(&control);
     let line = match result {
         Ok(value) => Line::Done(value),
-        Err(f) => Line::Failed(f.exit, f.message),
+        Err(f) => Line::Failed {
+            exit: f.exit,
+            message: f.message,
+            in_the_way: f.in_the_way,
+        },
     };
     send(&out, &line)
 }
