@@ -257,30 +257,6 @@ impl Service {
         self.above.is_none()
     }
 
-    /// This process has entered a time namespace since something was noted last: what has been noted is of another clock,
-    /// and counts as of now.
-    pub(crate) fn clock_is_another(&mut self) {
-        let now = Instant::now();
-        for child in self.children.values_mut() {
-            child.link.iter_mut().for_each(|l| l.begin_at(now));
-            child.missing_since = child.missing_since.map(|_| now);
-        }
-        for guest in &mut self.guests {
-            guest.link.begin_at(now);
-            guest.since = now;
-        }
-        if let Some(above) = &mut self.above {
-            above.link.iter_mut().for_each(|l| l.begin_at(now));
-            (above.lost, above.next_try) = (now, now);
-        }
-        for node in self.registry.values_mut() {
-            node.awaited = node.awaited.map(|_| now + members::REHOME);
-        }
-        self.patience = self.patience.map(|(_, patience)| (now, patience));
-        self.orders.iter_mut().for_each(|o| o.at = now);
-        self.strangers.clock_is_another(now);
-    }
-
     fn tell(&self, event: Event) {
         // Whoever does not listen any more is about to end this thread.
         let _ = self.events.send(event);

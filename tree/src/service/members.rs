@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a node whose parent was lost may take to come to the root.
-pub(super) const REHOME: Duration = Duration::from_secs(5);
+const REHOME: Duration = Duration::from_secs(5);
 /// So many refusals in a row, and one more when the grace is over, say that a root has ended. A firewall that is loaded
 /// anew refuses too.
 const REFUSALS: u32 = 5;
@@ -174,6 +174,30 @@ impl Service {
             }
             above.next_try = now;
         }
+    }
+
+    /// This process has entered a time namespace since something was noted last: what has been noted is of another clock,
+    /// and counts as of now.
+    pub(crate) fn clock_is_another(&mut self) {
+        let now = Instant::now();
+        for child in self.children.values_mut() {
+            child.link.iter_mut().for_each(|l| l.begin_at(now));
+            child.missing_since = child.missing_since.map(|_| now);
+        }
+        for guest in &mut self.guests {
+            guest.link.begin_at(now);
+            guest.since = now;
+        }
+        if let Some(above) = &mut self.above {
+            above.link.iter_mut().for_each(|l| l.begin_at(now));
+            (above.lost, above.next_try) = (now, now);
+        }
+        for node in self.registry.values_mut() {
+            node.awaited = node.awaited.map(|_| now + REHOME);
+        }
+        self.patience = self.patience.map(|(_, patience)| (now, patience));
+        self.orders.iter_mut().for_each(|o| o.at = now);
+        self.strangers.clock_is_another(now);
     }
 
     /// Time passing: signs of life, time limits, new attempts.
