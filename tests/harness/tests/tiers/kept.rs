@@ -81,6 +81,20 @@ pub(super) fn left_behind(place: &Place, user: User, _: &mut Rng) -> Result<(), 
     want(generations(&job)?.last().is_some_and(|g| g["generation"] == 4), || {
         "not from the fourth generation".into()
     })?;
+    job.kill_all()?;
+    // Numbers of generations that cannot be read now are not used again.
+    let path = job.dir().join("tiers/scratch.json");
+    let mut notes: Value = serde_json::from_slice(&io("read", std::fs::read(&path))?).map_err(|e| e.to_string())?;
+    notes["locked"] = serde_json::json!({"40": "its key is missing"});
+    notes["newest"] = 41.into();
+    io("write", std::fs::write(&path, notes.to_string()))?;
+    job.clear_beat()?;
+    job.restart(&["--generation", "4"])?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    want(generations(&job)?.iter().any(|g| g["generation"] == 42), || {
+        format!("generations: {:?}", generations(&job))
+    })?;
     job.verdict(false, LIMIT)
 }
 
