@@ -109,11 +109,10 @@ fn launch_in(
         None => local::unlay(dir.path())?,
     }
     description.config = config;
-    tiers::check(&description)?;
+    tiers::begin(dir, &description)?;
     keys::prepare(&description.config)?;
     description.history.begin(sys::now_unix_s());
     dir.describe(&description)?;
-    tiers::local::begin_anew(dir)?;
     logging::start(dir, &description.log_level)?;
     let tree = &description.config.tree;
     let nodes = args.across_hosts.then(|| Nodes::root(dir, tree)).transpose()?;

@@ -487,6 +487,12 @@ pub fn flush_at_rest(
     flushed.map_err(|f| not_durable(g.number, &f))?
 }
 
+/// Before job `d` begins anew in `dir`: the tiers are checked, and local ones of before that are not there forgotten.
+pub fn begin(dir: &JobDir, d: &Description) -> Result<(), Failure> {
+    check(d)?;
+    local::begin_anew(dir).map(drop)
+}
+
 /// Refuses directories that are not there before a program is started; object stores are asked later.
 pub fn check(d: &Description) -> Result<(), Failure> {
     let host = match d.across_hosts || d.folder.is_some() {
