@@ -53,8 +53,6 @@ pub(super) fn of(generation: &Path) -> Option<String> {
         return None;
     }
     let why = files::read(&path, 4 * MAX as u64).unwrap_or_default();
-    Some(format!(
-        "found damaged: {}",
-        crate::failure::plain(&String::from_utf8_lossy(&why))
-    ))
+    let why = crate::failure::plain(&String::from_utf8_lossy(&why));
+    Some(if why.is_empty() { "it was found to be".into() } else { why })
 }
