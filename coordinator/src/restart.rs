@@ -488,7 +488,9 @@ fn tell_of_damaged(dir: &JobDir, (here, order): (&[Generation], &[u64]), tell: &
     let newer = here.iter().filter(|g| g.number > *first && order.contains(&g.number));
     for (g, why) in newer.filter_map(|g| Some((g.number, g.damage.as_ref()?))) {
         let age = age(dir, *first);
-        let line = format!("generation {g} was {why}; using generation {first}{age} (--generation {g} tries it once more)");
+        let line = format!(
+            "generation {g} was found damaged ({why}); using generation {first}{age} (--generation {g} tries it once more)"
+        );
         tell(Notice::Warning, &line);
     }
 }
