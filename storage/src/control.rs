@@ -1,7 +1,7 @@
 //! How far something has come that runs beside the program, and how it is given up.
 
 use crate::StorageError;
-use belay_image::ImageError;
+use belay_image::{is_bad_sector, ImageError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How far a flush has come, and whether it is still wanted.
@@ -49,7 +49,7 @@ impl Control {
 /// Whether a file is not what was written, or its device cannot read it.
 pub(crate) fn is_rotten(e: &ImageError) -> bool {
     match e {
-        ImageError::Io { source, .. } => source.raw_os_error() == Some(libc::EIO),
+        ImageError::Io { source, .. } => is_bad_sector(source),
         ImageError::Damaged { .. } => true,
         ImageError::Elsewhere { .. } | ImageError::Version { .. } | ImageError::Architecture { .. } => false,
     }

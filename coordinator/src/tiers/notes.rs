@@ -247,7 +247,12 @@ fn here(dir: &JobDir, g: &Generation, homes: &mut Homes) -> GenerationStatus {
     let own = status.bytes;
     generations::add_parts(&mut status, g);
     let (local, lacking) = local::holdings(dir.path(), g, homes);
-    let damage = status.damage.or(lacking.map(Into::into));
+    // What is missing now says more than that damage was found before.
+    let lacking = lacking.map(Into::into);
+    let damage = match g.damage {
+        Some(_) => lacking.or(status.damage),
+        None => status.damage.or(lacking),
+    };
     let on = OnTier {
         tier: "job".into(),
         kind: "local".into(),

@@ -199,8 +199,8 @@ pub(super) fn shared_chunk(place: &Place, user: User, rng: &mut Rng) -> Result<(
     job.progress(LIMIT)?;
     let said = job.output_text().to_lowercase();
     want(
-        said.contains("generation 2 is damaged") && said.contains("using generation 1"),
-        || format!("nothing was said about the damaged generation: {said}"),
+        said.contains("generation 2 was found damaged") && said.contains("using generation 1"),
+        || format!("nothing was said about the generation that verify has marked: {said}"),
     )?;
     // What follows is stored without the help of the damaged chunk.
     job.checkpoint()?;
