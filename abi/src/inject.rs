@@ -313,10 +313,15 @@ pub struct SnapshotTable {
     /// Ranges that the child must not inherit, unused ones empty: attachments of System V segments, whose number a
     /// program can ask for.
     pub left_out: [[u64; 2]; MAX_LEFT_OUT],
+    /// Ranges that it need not inherit, behind the first page of a mapping and before its last one; 0 ends them. Where one
+    /// could not be kept from it the end is set to the start.
+    pub unchanged: [[u64; 2]; MAX_UNCHANGED],
 }
 
 /// Largest number of ranges left out of a snapshot child.
 pub const MAX_LEFT_OUT: usize = 64;
+/// Largest number of ranges left out because they have not changed.
+pub const MAX_UNCHANGED: usize = 256;
 
 /// Stack of a writer thread, bytes.
 pub const WRITER_STACK: u64 = 16 * 1024;

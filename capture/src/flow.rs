@@ -81,6 +81,7 @@ pub(crate) fn take(
     let mut clock = Clock::new(on_phase);
     rescue::learn_own_libraries();
     let _signals = signals::ChildSignals::block();
+    tracking.forget_lost(&|chunk| session.knows(chunk));
 
     // Lives longer than what holds the processes: who waits at a gate runs when it opens.
     let shut = come_to_rest(order, &mut clock)?;

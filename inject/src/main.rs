@@ -105,6 +105,7 @@ mod libc_nr {
     pub(crate) const PWRITE64: usize = 18;
     pub(crate) const MSYNC: usize = 26;
     pub(crate) const MINCORE: usize = 27;
+    pub(crate) const MREMAP: usize = 25;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const GETITIMER: usize = 36;
     pub(crate) const RECVFROM: usize = 45;

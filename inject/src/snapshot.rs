@@ -8,13 +8,16 @@
 //! A userfaultfd belongs to the address space of the task that makes it, its descriptor to that task's table. Made by
 //! the intermediary it is one of the application's memory, and yet the application never has it; the child inherits it
 //! and the agent takes it from there.
+//!
+//! What the child need not have is kept from it for the time of the fork, which then copies no page tables of it
+//! (MADV_DONTFORK). All of this is one run of injected code, so it is undone also where the agent dies meanwhile.
 
 use crate::libc_nr as nr;
 use crate::shared::{open_in_agent, O_RDWR};
 use crate::stack::belay_clone_on_stack;
 use crate::writer;
-use belay_abi::inject::{SnapshotTable, MAX_LEFT_OUT, UFFD_ASYNC};
-use belay_abi::syscall;
+use belay_abi::inject::{SnapshotTable, MAX_LEFT_OUT, MAX_UNCHANGED, UFFD_ASYNC};
+use belay_abi::{syscall, PAGE};
 use core::ptr::{addr_of, addr_of_mut, null_mut};
 
 const CLONE_VM: usize = 0x100;
@@ -27,6 +30,8 @@ const UFFD_FLAGS: usize = 0o2000000 | 0o4000 | 1;
 const UFFDIO_API: usize = 0xc018_aa3f;
 const UFFD_API: u64 = 0xaa;
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
+const ENOMEM: isize = 12;
+const EFAULT: isize = 14;
 const MADV_DONTFORK: usize = 10;
 const MADV_DOFORK: usize = 11;
 
@@ -36,28 +41,60 @@ const MADV_DOFORK: usize = 11;
 /// `t` points to a table in the injected area.
 pub(crate) unsafe fn run(t: *mut SnapshotTable) {
     unsafe {
-        advise_left_out(t, MADV_DONTFORK);
+        let left_out = addr_of!((*t).left_out).cast();
+        advise(left_out, MAX_LEFT_OUT, MADV_DONTFORK);
+        leave_unchanged_out(t);
         let child = belay_clone_on_stack(CLONE_VM | CLONE_VFORK, (*t).stack_intermediary, intermediary, t.cast());
         if child < 0 {
             (*t).error = child as i32;
         } else {
             syscall!(nr::WAIT4, child, null_mut::<i32>(), WALL, null_mut::<u8>());
         }
-        advise_left_out(t, MADV_DOFORK);
+        advise(addr_of!((*t).unchanged).cast(), MAX_UNCHANGED, MADV_DOFORK);
+        advise(left_out, MAX_LEFT_OUT, MADV_DOFORK);
     }
 }
 
-unsafe fn advise_left_out(t: *const SnapshotTable, advice: usize) {
-    unsafe {
-        let ranges = addr_of!((*t).left_out).cast::<[u64; 2]>();
-        for i in 0..MAX_LEFT_OUT {
+/// Gives this advice for up to `most` ranges at `ranges`, of which the first that begins at 0 is none any more.
+unsafe fn advise(ranges: *const [u64; 2], most: usize, advice: usize) {
+    for i in 0..most {
+        unsafe {
             let [start, end] = *ranges.add(i);
-            if start == end {
+            if start == 0 {
                 break;
             }
-            syscall!(nr::MADVISE, start, end - start, advice);
+            if start < end {
+                syscall!(nr::MADVISE, start, end - start, advice);
+            }
         }
     }
+}
+
+/// Keeps what has not changed from the child, as far as the program has not done so itself, which it would not have undone.
+/// The kernel does not say what is kept from children, but a part of a mapping that becomes so is a mapping of its own.
+unsafe fn leave_unchanged_out(t: *mut SnapshotTable) {
+    unsafe {
+        let ranges = addr_of_mut!((*t).unchanged).cast::<[u64; 2]>();
+        for i in 0..MAX_UNCHANGED {
+            let [start, end] = *ranges.add(i);
+            if start == 0 {
+                break;
+            }
+            let is_one = grow_around(start) == -ENOMEM;
+            if is_one {
+                syscall!(nr::MADVISE, start, end - start, MADV_DONTFORK);
+            }
+            if !is_one || grow_around(start) != -EFAULT {
+                (*ranges.add(i))[1] = start;
+            }
+        }
+    }
+}
+
+/// What the kernel says to the wish for a third page behind the one before `at` and the one there: EFAULT where these
+/// belong to two mappings, ENOMEM where they do not, because the third is taken. Nothing changes.
+unsafe fn grow_around(at: u64) -> isize {
+    unsafe { syscall!(nr::MREMAP, at - PAGE, 2 * PAGE, 3 * PAGE, 0usize) }
 }
 
 /// Makes a userfaultfd of this kind; its descriptor or a negative error.

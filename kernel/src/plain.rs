@@ -159,7 +159,8 @@ plain!(inject::SnapshotTable {
     uffd,
     has_keys,
     reserved,
-    left_out
+    left_out,
+    unchanged
 });
 plain!(inject::NotificationTable {
     mark,

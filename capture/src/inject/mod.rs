@@ -13,7 +13,7 @@ use crate::stop::stopped::{Gate, Process, Task};
 use crate::CaptureError;
 pub(crate) use area::{Area, Facts};
 use belay_kernel::ptrace::{self, Event, Regs};
-pub(crate) use operations::{collect_processes, collect_threads, locked, policies, snapshot, Made};
+pub(crate) use operations::{collect_processes, collect_threads, locked, policies, snapshot, Kept, Made};
 pub(crate) use turns::{notification, rings};
 
 /// Flags that the program may have set and that code of ours must not find: single steps (TF), string instructions that

@@ -4,8 +4,8 @@ use super::area::{Area, Entry};
 use crate::stop::stopped::{Process, Suspended, Task};
 use crate::CaptureError;
 use belay_abi::inject::{
-    Mark, ProcessTable, RangesTable, SnapshotTable, ThreadTable, MAX_LEFT_OUT, MAX_RANGES, OP_LOCKS, OP_POLICIES, OP_PROCESS,
-    OP_SNAPSHOT, OP_THREAD,
+    Mark, ProcessTable, RangesTable, SnapshotTable, ThreadTable, MAX_RANGES, OP_LOCKS, OP_POLICIES, OP_PROCESS, OP_SNAPSHOT,
+    OP_THREAD,
 };
 
 /// Lets the main thread of every process that `who` names begin an operation as `prepare` says (areas are those of the
@@ -181,6 +181,17 @@ pub(crate) struct Made {
     pub(crate) pid: i32,
     /// The userfaultfd that it was to bring: its descriptor in the child, or a negative error number.
     pub(crate) uffd: Option<i32>,
+    /// Bytes that it lacks because they have not changed.
+    pub(crate) unchanged: u64,
+}
+
+/// What is kept from a snapshot child.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// As [`SnapshotTable::left_out`].
+    pub(crate) left_out: Vec<[u64; 2]>,
+    /// As [`SnapshotTable::unchanged`].
+    pub(crate) unchanged: Vec<[u64; 2]>,
 }
 
 /// Makes a snapshot child of every process with memory of its own, whose `areas` and so on these are; `controls` are
@@ -190,7 +201,7 @@ pub(crate) struct Made {
 pub(crate) fn snapshot(
     job: &mut Suspended,
     areas: &[Area],
-    left_out: &[Vec<[u64; 2]>],
+    kept: &[Kept],
     controls: &[(i32, u64)],
     want_uffd: &[i32],
 ) -> Result<Vec<Result<Made, i32>>, CaptureError> {
@@ -201,10 +212,6 @@ pub(crate) fn snapshot(
         areas,
         |process| process.guest.is_none(),
         |i, process, area| {
-            let mut ranges = [[0; 2]; MAX_LEFT_OUT];
-            for (slot, range) in ranges.iter_mut().zip(&left_out[i]) {
-                *slot = *range;
-            }
             let (fd, ino) = controls[i];
             let table = SnapshotTable {
                 mark: area.main_mark(process),
@@ -219,7 +226,8 @@ pub(crate) fn snapshot(
                 uffd: 0,
                 has_keys: belay_kernel::cpu::has_protection_keys().into(),
                 reserved: 0,
-                left_out: ranges,
+                left_out: table_of(&kept[i].left_out),
+                unchanged: table_of(&kept[i].unchanged),
             };
             area.put(area.at.snapshot_table, &[table])?;
             Ok(area.entry(
@@ -235,6 +243,7 @@ pub(crate) fn snapshot(
                 (0, pid) if pid > 0 => Ok(Made {
                     pid,
                     uffd: (table.want_uffd != 0).then_some(table.uffd),
+                    unchanged: table.unchanged.iter().map(|[start, end]| end.saturating_sub(*start)).sum(),
                 }),
                 (0, child) => Err(-child),
                 (error, _) => Err(-error),
@@ -243,4 +252,11 @@ pub(crate) fn snapshot(
         },
     )?;
     Ok(out)
+}
+
+/// The first `N` of these ranges, with empty ones behind them.
+fn table_of<const N: usize>(ranges: &[[u64; 2]]) -> [[u64; 2]; N] {
+    let mut table = [[0; 2]; N];
+    table.iter_mut().zip(ranges).for_each(|(slot, range)| *slot = *range);
+    table
 }

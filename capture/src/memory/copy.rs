@@ -7,6 +7,8 @@ use belay_kernel::{pidfd, proc};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+const PAGE: u64 = 4096;
+
 /// A snapshot child, and the memory that it shares with the agent. It ends with this value.
 #[derive(Debug)]
 pub(crate) struct SnapshotChild {
@@ -33,11 +35,11 @@ impl Drop for SnapshotChild {
     }
 }
 
-/// Whether snapshot child `pid` has inherited all mappings of the stopped thread `task`: it has as many pages of
-/// address space, and the one page of control memory that it maps as the first thing. Had it mapped that and lacked
-/// another, or not mapped it yet, it would have less: then its mappings say which.
-pub(crate) fn is_whole(pid: i32, task: i32) -> std::io::Result<bool> {
-    Ok(proc::pages(pid)? == proc::pages(task)? + 1)
+/// Whether snapshot child `pid` has inherited all mappings of the stopped thread `task`, but for so many bytes of them that
+/// were left out: it has as many pages of address space, and the one page of control memory that it maps as the first thing.
+/// Had it mapped that and lacked another, or not mapped it yet, it would have less: then its mappings say which.
+pub(crate) fn is_whole(pid: i32, task: i32, left_out: u64) -> std::io::Result<bool> {
+    Ok(proc::pages(pid)? + left_out / PAGE == proc::pages(task)? + 1)
 }
 
 /// Addresses of the mappings that snapshot child `pid` has inherited. Its control memory, with inode number `control`,

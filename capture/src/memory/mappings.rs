@@ -116,6 +116,12 @@ fn starts(map: &Map, with: &str) -> bool {
     map.name.as_bytes().starts_with(with.as_bytes())
 }
 
+/// Whether `map` is private memory that never has pages of a file, nor any that the kernel has put there.
+pub(crate) fn is_anonymous(map: &Map) -> bool {
+    let named = ["[heap]", "[stack", "[anon:"].iter().any(|name| starts(map, name));
+    map.ino == 0 && !map.shared && (named || map.name.is_empty())
+}
+
 /// What the kernel calls `map`, where that is no path of somebody's choice.
 fn shown(map: &Map) -> &str {
     map.name.to_str().unwrap_or_default()

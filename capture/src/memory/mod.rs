@@ -17,4 +17,5 @@ pub(crate) mod mlock;
 pub(crate) mod reader;
 pub(crate) mod snapshot;
 pub(crate) mod tracking;
+pub(crate) mod unchanged;
 pub(crate) mod writing;

@@ -3,7 +3,7 @@
 pub(crate) mod writers;
 
 use crate::access::{self, Waits};
-use crate::inject::{self, Area, Made};
+use crate::inject::{self, Area, Kept, Made};
 use crate::memory::control::ControlMemory;
 use crate::memory::copy::{covers, inherited, is_copy_of, is_whole, kill, SnapshotChild};
 use crate::memory::guards::{self, may_have_guards};
@@ -12,7 +12,7 @@ use crate::memory::later::{self, Later};
 use crate::memory::looks::Request;
 use crate::memory::mappings::{self, Identities, Pages};
 use crate::memory::tracking::{self, Armed, Clean, Tracking, Wish};
-use crate::memory::{kin::Kin, mlock::Locks, reader};
+use crate::memory::{kin::Kin, mlock::Locks, reader, unchanged};
 use crate::state::draft::Draft;
 use crate::stop::stopped::Suspended;
 use crate::{Access, CaptureError};
@@ -153,10 +153,12 @@ pub(crate) fn take(
         .map_err(|e| CaptureError::system("create control memory", e))?;
     let left_out = drafts.iter().map(left_out).collect::<Result<Vec<_>, _>>()?;
     let mut wish = |d: &Draft| tracking.wish((d.pid, d.stat.starttime), d.by_devices);
-    let wishes: Vec<Wish> = drafts.iter().map(&mut wish).collect();
+    let mut wishes: Vec<Wish> = drafts.iter().map(&mut wish).collect();
     let want_uffd: Vec<i32> = wishes.iter().map(|w| w.make).collect();
     let made = if plan.fork {
-        inject::snapshot(job, areas, &left_out, &names, &want_uffd)?
+        let kept = unchanged::look(drafts, areas, &mut wishes).into_iter().zip(left_out);
+        let kept: Vec<Kept> = kept.map(|(unchanged, left_out)| Kept { left_out, unchanged }).collect();
+        inject::snapshot(job, areas, &kept, &names, &want_uffd)?
     } else {
         vec![Err(0); drafts.len()]
     };
@@ -225,13 +227,7 @@ impl Child {
         wish: Wish,
     ) -> Result<Self, CaptureError> {
         let pid = draft.pid;
-        let (area_start, area_end) = area.range();
-        let maps: Vec<Map> = draft
-            .maps
-            .iter()
-            .filter(|m| m.end <= area_start || m.start >= area_end)
-            .cloned()
-            .collect();
+        let maps: Vec<Map> = unchanged::beside(draft, area).cloned().collect();
         let mut child = Child {
             pid,
             task: draft.task,
@@ -278,7 +274,7 @@ impl Child {
                     .filter(|fd| *fd >= 0)
                     .and_then(|fd| pidfd::getfd(copy.pidfd.as_fd(), fd).ok());
                 let own = copy.control.name().map_err(fail)?.1;
-                let inherited = if is_whole(snapshot_pid, child.task).map_err(fail)? {
+                let inherited = if is_whole(snapshot_pid, child.task, made.unchanged).map_err(fail)? {
                     child.maps.iter().map(|m| (m.start, m.end)).collect()
                 } else {
                     inherited(snapshot_pid, own).map_err(fail)?
@@ -297,6 +293,7 @@ impl Child {
                 let (armed, clean) = tracking::arm(key, child.task, inherited, wish, uffd);
                 child.armed = Some(armed);
                 child.clean = clean;
+                session.stats.not_copied += made.unchanged / PAGE;
                 child.store_early(session, true)?;
             }
             made => {

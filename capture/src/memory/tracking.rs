@@ -29,6 +29,7 @@
 mod kernel;
 
 use crate::memory::code::Code;
+use crate::memory::copy::covers;
 use belay_abi::inject::{UFFD_ASYNC, UFFD_PLAIN};
 use belay_image::extents::Extent;
 use belay_image::TableId;
@@ -156,6 +157,8 @@ pub(crate) struct Wish {
     policy: Policy,
     method: Method,
     by_devices: bool,
+    /// What has been found before the copy was made: the clean pages, and how many hold data.
+    looked: Option<io::Result<(Clean, u64)>>,
     /// Which userfaultfd the snapshot child shall bring, as of `SnapshotTable::want_uffd`.
     pub(crate) make: i32,
 }
@@ -233,8 +236,21 @@ impl Tracking {
             policy,
             method,
             by_devices,
+            looked: None,
             make,
         }
+    }
+
+    /// Forgets the processes of which something is stored that `is_there` does not know any more.
+    pub(crate) fn forget_lost(&mut self, is_there: &dyn Fn(u32) -> bool) {
+        self.tracked.retain(|_, tracked| {
+            // Extents of one chunk lie beside each other, as a rule.
+            let chunks = tracked
+                .table
+                .chunk_by(|a, b| a.chunk == b.chunk)
+                .filter_map(<[Extent]>::first);
+            chunks.into_iter().all(|e| is_there(e.chunk))
+        });
     }
 
     /// Notes that the kernel would not make a userfaultfd.
@@ -301,6 +317,25 @@ pub(crate) fn devices_write(maps: &[Map], libraries: &[String]) -> bool {
     !libraries.is_empty() || maps.iter().any(of_device)
 }
 
+impl Wish {
+    /// Finds the clean pages of a stopped process, thread `task`, of which the last checkpoint is known, and protects all that
+    /// hold data: before the copy is made, which need not have what is clean. What is written from here on counts for the next
+    /// checkpoint; that is only what the kernel tells a thread of its processor (rseq), which it does again after a restart.
+    pub(crate) fn look<'a>(&mut self, task: i32, maps: impl Iterator<Item = &'a Map>) {
+        if let (Method::Protection, Some(known)) = (self.method, &self.known) {
+            self.looked = Some(protect(&known.uffd, task, maps, false));
+        }
+    }
+
+    /// The clean pages, as far as they are known by now.
+    pub(crate) fn clean(&self) -> &[(u64, u64)] {
+        self.looked
+            .as_ref()
+            .and_then(|found| found.as_ref().ok())
+            .map_or(&[], |(clean, _)| &clean.ranges)
+    }
+}
+
 /// Finds the clean pages of a stopped process, thread `task`, and protects all that hold data, or lets its soft-dirty
 /// bits begin anew. `maps` are those whose pages a snapshot child writes; `made` is the userfaultfd that it has
 /// brought. The tracking ends where anything fails.
@@ -316,6 +351,7 @@ pub(crate) fn arm<'a>(
         policy,
         method,
         by_devices,
+        looked,
         ..
     } = wish;
     let (uffd, table, canary) = match known {
@@ -334,10 +370,16 @@ pub(crate) fn arm<'a>(
         return (armed, Clean::default());
     };
     let found = match method {
-        Method::Protection => protect(uffd, task, maps, canary.is_none()).map(|(clean, all)| {
-            armed.policy = policy.after(clean.pages(), all);
-            clean
-        }),
+        Method::Protection => {
+            let found = looked.unwrap_or_else(|| protect(uffd, task, maps.clone(), true));
+            found.map(|(mut clean, all)| {
+                // What the copy does not have is stored otherwise.
+                let inherited: Vec<_> = maps.map(|m| (m.start, m.end)).collect();
+                clean.ranges.retain(|range| covers(&inherited, range.0));
+                armed.policy = policy.after(clean.pages(), all);
+                clean
+            })
+        }
         Method::SoftDirty => begin_anew(uffd, task, maps, canary).map(|(candidates, canary)| {
             armed.canary = canary;
             Clean {

@@ -228,6 +228,7 @@ impl Agent {
                     pages_written = stored.written,
                     pages_found = stored.found,
                     pages_clean = stored.clean,
+                    pages_not_copied = stored.not_copied,
                     pages_common = stored.common,
                     pages_moved = stored.moved,
                     pages_looked_for = stored.looked,

@@ -52,6 +52,8 @@ pub struct Stats {
     pub found: u64,
     /// Pages known not to have changed, which were not looked at.
     pub clean: u64,
+    /// Those of them that were not even copied.
+    pub not_copied: u64,
     /// Pages that a process has in common with one that is stored already, which were not looked at.
     pub common: u64,
     /// Pages moved out of chunks that were mostly dead.

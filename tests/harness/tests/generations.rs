@@ -266,7 +266,8 @@ fn found_damaged(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 
 /// Pages taken for clean hold what the program has in them: a program that checks all its memory itself is checkpointed
 /// again and again at random moments, and every one of these checkpoints restarts.
-fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+/// `large` says that much of it is in large pieces which do not change: copies go without these.
+fn clean_pages(program: &str, large: bool, place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     const KEEP: u64 = 8;
     let mut job = Job::new(place, "clean", user)?;
     job.set("BELAY_TEST_LONG", "1");
@@ -282,6 +283,9 @@ fn clean_pages(program: &str, place: &Place, user: User, rng: &mut Rng) -> Resul
     want(clean > 0 || how.starts_with("\"hash: no userfaultfd"), || {
         "no page was ever known to be clean".into()
     })?;
+    let not_copied = logged(&job, "pages_not_copied");
+    let can_be = large && how == "\"userfaultfd and hash\"";
+    want((not_copied > 0) == can_be, || format!("{not_copied} pages were not copied"))?;
     for step in generations(&job)? {
         job.kill_all()?;
         job.clear_beat()?;
@@ -532,9 +536,17 @@ fn auto_interval(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> 
 fn main() {
     let mut target = Target::new(
         "generations",
-        &["fault_target", "gen_steps", "mem_diff", "mem_moved", "mem_twins", "proc_kin"],
+        &[
+            "fault_target",
+            "gen_steps",
+            "mem_diff",
+            "mem_moved",
+            "mem_twins",
+            "mem_unchanged",
+            "proc_kin",
+        ],
     );
-    let tests: [(&str, Test); 15] = [
+    let tests: [(&str, Test); 16] = [
         ("every_generation_hash", |p, u, r| {
             every_generation("hash", &["gen_steps", "12"], p, u, r)
         }),
@@ -550,8 +562,9 @@ fn main() {
         ("stored_twice_without_hashes", |p, u, _| stored_once("off", p, u)),
         ("damaged_contents", damaged_contents),
         ("found_damaged", found_damaged),
-        ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", p, u, r)),
-        ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", p, u, r)),
+        ("clean_pages_diff", |p, u, r| clean_pages("mem_diff", false, p, u, r)),
+        ("clean_pages_unchanged", |p, u, r| clean_pages("mem_unchanged", true, p, u, r)),
+        ("clean_pages_moved", |p, u, r| clean_pages("mem_moved", false, p, u, r)),
         ("read_once", read_once),
         ("failed_at_the_end", failed_at_the_end),
         ("hashing_pays", hashing_pays),

@@ -136,6 +136,7 @@ fn cases() -> Vec<Case> {
         prog("mem_change"),
         prog("mem_diff").launch(&["--differential", "written"]),
         prog("mem_diff pieces"),
+        prog("mem_unchanged").launch(&["--differential", "written"]),
         prog("mem_crafted"),
         prog("mem_moved").launch(&["--differential", "written"]),
         prog("mem_dlopen"),

@@ -336,8 +336,7 @@ impl Child {
     /// Takes clean pages out of `found`; where they lie goes to `table`.
     fn without_clean(&self, found: Vec<Range>, session: &mut Session, table: &mut Vec<Extent>) -> Vec<Range> {
         let Clean { ranges, table: old, .. } = &self.clean;
-        // An older chunk that the session does not know any more may be gone.
-        if ranges.is_empty() || !old.iter().all(|e| session.knows(e.chunk)) {
+        if ranges.is_empty() {
             return found;
         }
         let mut out = Vec::with_capacity(found.len());

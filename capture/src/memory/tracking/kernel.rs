@@ -109,7 +109,12 @@ pub(super) fn protect<'a>(uffd: &OwnedFd, task: i32, maps: impl Iterator<Item = 
     let mut found = Vec::new();
     for map in maps.filter(|m| mappings::pages(m) == Pages::Own) {
         found.clear();
-        match pagemap.protect(map.start, map.end, &mut found) {
+        let protected = if first {
+            pagemap.protect(map.start, map.end, &mut found)
+        } else {
+            pagemap.protect_again(map.start, map.end, mappings::is_anonymous(map), &mut found)
+        };
+        match protected {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
                 // Not registered: everything in it counts as written, and is protected for the next time.
