@@ -11,7 +11,6 @@ use belay_access::shape::Shape;
 use belay_access::trace::Mode;
 use belay_tracker::{start, DeclareError, Part};
 use std::ffi::{c_int, c_void};
-use std::io::Write;
 
 /// `BELAY_R` and `BELAY_W` of the header; everything else counts as `BELAY_RW`.
 const READ: c_int = 1;
@@ -220,7 +219,7 @@ unsafe extern "C" fn belay_fastforward(payload: *mut c_void, bytes: usize) -> c_
     if let Err(failure) = &given {
         // Nobody may listen. What it names is somebody else's.
         let why: String = failure.why.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        let _ = writeln!(std::io::stderr(), "belay: {why}");
+        belay_tracker::say(&mut std::io::stderr(), &why);
     }
     match answer(given) {
         0 => 1,

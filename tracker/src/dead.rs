@@ -1,7 +1,7 @@
 //! Memory that a restart has not brought back: it has no access rights until the loop that overwrites it.
 
 use crate::writer::Writer;
-use crate::{Handle, Part};
+use crate::{say, Handle, Part};
 use belay_abi::access::{self, Dead, MOST_DEAD};
 use belay_abi::control::Span;
 use belay_abi::PAGE;
@@ -85,9 +85,10 @@ fn give_back(writer: &Writer, at: usize, dead: &Dead, (first, behind): (u64, u64
     // SAFETY: memory that the restart has put there without access rights; with them it is what it was. It holds nothing that
     // anybody may have read.
     if unsafe { libc::mprotect(from as *mut libc::c_void, (to - from) as usize, dead.prot as i32) } != 0 {
-        eprintln!(
-            "belay: give {from:#x} to {to:#x} its access rights back: {}",
-            std::io::Error::last_os_error()
+        let why = std::io::Error::last_os_error();
+        say(
+            &mut std::io::stderr(),
+            &format!("give {from:#x} to {to:#x} its access rights back: {why}"),
         );
         std::process::abort();
     }
@@ -119,11 +120,12 @@ pub(crate) fn refuse(page: Handle, header: u64) -> ! {
         }
         _ => "a declaration".into(),
     };
-    eprintln!(
-        "belay: {what}, with what it uses, is not what came here before the restart: the program has taken another way, \
+    let why = format!(
+        "{what}, with what it uses, is not what came here before the restart: the program has taken another way, \
          and the checkpoint has left out what it overwrote on that one; restart it from a generation that holds \
          everything (belay list)"
     );
+    say(&mut std::io::stderr(), &why);
     std::process::abort()
 }
 

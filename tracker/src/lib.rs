@@ -202,6 +202,12 @@ pub fn site(name: &[u8]) -> Result<u32, DeclareError> {
     Writer::begin(page::open()?)?.site(&name)
 }
 
+/// Tells the user something, in one piece: ranks have the same standard error.
+pub fn say(to: &mut impl io::Write, what: &str) {
+    // Nobody may listen.
+    let _ = to.write_all(format!("belay: {what}\n").as_bytes());
+}
+
 /// Before a loop. `parts` says what it uses.
 pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
     let Some(page) = page::get() else { return };
@@ -333,6 +339,27 @@ mod tests {
         keep(number, false).unwrap();
         declared(0x10000);
         assert!(!is_kept());
+    }
+
+    /// What was written, each time.
+    struct Pieces(Vec<Vec<u8>>);
+
+    impl io::Write for Pieces {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_one_piece() {
+        let mut to = Pieces(Vec::new());
+        say(&mut to, "verify: loop a");
+        assert_eq!(to.0, [b"belay: verify: loop a\n"]);
     }
 
     #[test]

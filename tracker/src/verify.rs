@@ -11,7 +11,7 @@ mod pattern;
 mod touches;
 
 use crate::writer::Writer;
-use crate::{Handle, Part};
+use crate::{say, Handle, Part};
 use belay_abi::access::{Dataset, MOST_USES};
 use belay_access::block::{Block, Region};
 use belay_access::live;
@@ -139,7 +139,7 @@ impl State {
     /// Tells once what is wrong.
     fn tell(&mut self, what: String) {
         if self.told.insert(what.clone()) {
-            eprintln!("belay: verify: {what}");
+            say(&mut std::io::stderr(), &format!("verify: {what}"));
         }
     }
 }
