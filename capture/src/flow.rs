@@ -12,6 +12,7 @@ use crate::inject::rescue;
 use crate::inject::{self, Area, Facts};
 use crate::memory::contents;
 use crate::memory::headroom;
+use crate::memory::later;
 use crate::memory::mappings::{self, Reached};
 use crate::memory::mlock::Locks;
 use crate::memory::snapshot;
@@ -90,6 +91,7 @@ pub(crate) fn take(
     let (job, begin) = suspend(order, &mut clock)?;
     host.look_at_clocks(&mut blobs)?;
     // While all stand: nobody waits any more when they go on, or after a restart.
+    let horizon = later::horizon(wanted.as_ref().map_or(Duration::ZERO, |w| w.period));
     let waited = [wanted.and_then(|w| w.since), meeting.and_then(|m| m.since)];
     let begin = waited.into_iter().flatten().fold(begin, Instant::min);
     let begin = shut.as_ref().map_or(begin, |s| s.since.min(begin));
@@ -118,7 +120,7 @@ pub(crate) fn take(
     let descriptors = drain(job, order, (&mut captured, shut), (&mut blobs, session))?;
     histories::note(&descriptors, order.dir)?;
     clock.enter(Phase::Snapshot);
-    let (mut captured, copies) = copy(job, captured, order, (session, tracking))?;
+    let (mut captured, copies) = copy(job, captured, order, (session, tracking), horizon)?;
     // Nobody goes on before everybody has captured. From here on nothing may fail, since the others would not hear of it:
     // they come to no more meetings.
     meet(order.group)?;
@@ -178,10 +180,10 @@ fn wait_at_sites(order: Order<'_>, tracking: &Tracking) -> Result<(Option<Wanted
     let leaves_out = matches!(order.options.access, Access::LeaveOut(_));
     let may_wait = leaves_out && !order.gate && order.group.is_none() && !order.options.hold;
     if may_wait {
-        Program::choose(&mut programs, reach);
+        Program::choose(&mut programs, reach, order.options.site_wait);
     }
     let declared = report::of(&programs);
-    Ok((may_wait.then(|| Wanted::ask(programs)), declared))
+    Ok((may_wait.then(|| Wanted::ask(programs, order.options.site_wait)), declared))
 }
 
 /// Where processes have parts of global arrays, has all of them wait at the same point of their own. Not where nobody has
@@ -434,6 +436,7 @@ fn copy(
     captured: Captured,
     order: Order<'_>,
     (session, tracking): (&mut Session, &mut Tracking),
+    horizon: Duration,
 ) -> Result<(Captured, Copies), CaptureError> {
     let hold = order.options.hold;
     let own = captured.drafts.into_iter().zip(captured.areas).zip(&job.processes);
@@ -445,7 +448,7 @@ fn copy(
         Access::LeaveOut(reach) if hold => Access::Watch(reach),
         access => access,
     };
-    let children = snapshot::take(job, &areas, &drafts, (session, tracking), (&plan, access))?;
+    let children = snapshot::take(job, &areas, &drafts, (session, tracking), (&plan, access, horizon))?;
     let missing = children.iter().find_map(snapshot::Child::missing);
     let (mode, reason) = plan.manner(missing);
     let copied = || children.iter().any(|c| c.copy().is_some());

@@ -72,6 +72,8 @@ pub struct Options {
     pub gate_limit: Duration,
     /// What becomes of data of which programs declare what they do to it.
     pub access: Access,
+    /// Longest wait for programs to come to a loop before which little of their data is alive.
+    pub site_wait: Duration,
 }
 
 /// What becomes of declared data.

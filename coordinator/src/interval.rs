@@ -30,6 +30,9 @@ pub(crate) const SPANS: RangeInclusive<f64> = 0.001..=366.0 * 86400.0;
 /// Shortest time between the end of one automatic checkpoint and the begin of the next, unless the user names another.
 pub const MIN_GAP: Duration = Duration::from_secs(30);
 
+/// Longest wait for a program to come to a loop before which little is alive: what asks for the checkpoint waits, too.
+const SITE_WAIT: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(60);
+
 /// Time that the program should run between two checkpoints that cost `cost` each, where it is interrupted after `mtti` on average.
 pub fn optimum(cost: Duration, mtti: Duration) -> Duration {
     let (c, m) = (cost.as_secs_f64(), mtti.as_secs_f64());
@@ -55,6 +58,12 @@ impl Interval {
             Interval::Every(d) => Some(d),
             Interval::Auto => Some(min_gap),
         }
+    }
+
+    /// Longest wait for a good place to stop: a fifth of the interval, so that little more work is lost by it.
+    pub fn site_wait(self) -> Duration {
+        let every = self.first(MIN_GAP).unwrap_or(Duration::ZERO);
+        (every / 5).clamp(*SITE_WAIT.start(), *SITE_WAIT.end())
     }
 }
 
@@ -149,6 +158,14 @@ mod tests {
         ] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_good_place_is_waited_for_the_longer_the_seldomer_checkpoints_are() {
+        let s = Duration::from_secs;
+        let every = |n| Interval::Every(s(n)).site_wait();
+        assert_eq!([every(1), every(10), every(50), every(3600)], [s(2), s(2), s(10), s(60)]);
+        assert_eq!([Interval::Never, Interval::Auto].map(Interval::site_wait), [s(2), s(6)]);
     }
 
     #[test]

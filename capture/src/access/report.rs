@@ -24,7 +24,7 @@ fn told(program: &Program) -> Told {
             name: name.into(),
             visits: site.visits,
             alive: site.alive,
-            chosen: u32::from(program.chosen == Some(site.site)),
+            chosen: u32::from(program.chosen.is_some_and(|one| one.site == site.site)),
         })
     };
     (program.bytes, program.sites.iter().filter_map(site).collect())

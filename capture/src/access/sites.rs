@@ -12,8 +12,6 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a site, seconds.
-const LIMIT_S: f64 = 2.0;
 /// Once one process waits at its site, the others have so long.
 const TOGETHER: Duration = Duration::from_millis(5);
 /// How often it is looked whether they have come.
@@ -35,8 +33,8 @@ pub(crate) struct Program {
     pub(crate) sites: Vec<Site>,
     /// What is alive of them at any moment, on average.
     anywhere: u64,
-    /// The number of that at which it is to be stopped.
-    pub(crate) chosen: Option<u32>,
+    /// That at which it is to be stopped.
+    pub(crate) chosen: Option<Site>,
 }
 
 impl Program {
@@ -45,16 +43,15 @@ impl Program {
         pids.filter_map(|pid| Self::look(pid, reach)).collect()
     }
 
-    /// Chooses where each of `all` is to be stopped, where that is worth a wait.
-    pub(crate) fn choose(all: &mut [Self], reach: Reach) {
+    /// Chooses where each of `all` is to be stopped, where that is worth a wait, of which none may be longer than `limit`.
+    pub(crate) fn choose(all: &mut [Self], reach: Reach, limit: Duration) {
         if all.is_empty() {
             return;
         }
         let ticks_per_s = ticks_per_s();
         for program in all {
-            let site = program.cheapest(reach, ticks_per_s);
-            tracing::debug!(pid = program.pid, ?site, "chosen for the checkpoint");
-            program.chosen = site.map(|site| site.site);
+            program.chosen = program.cheapest(reach, ticks_per_s, limit);
+            tracing::debug!(pid = program.pid, site = ?program.chosen, "chosen for the checkpoint");
         }
     }
 
@@ -87,12 +84,12 @@ impl Program {
         Some(name)
     }
 
-    fn cheapest(&self, reach: Reach, ticks_per_s: f64) -> Option<Site> {
+    fn cheapest(&self, reach: Reach, ticks_per_s: f64, limit: Duration) -> Option<Site> {
         let costs = Costs {
             bytes_per_s: BYTES_PER_S,
             loss_per_s: LOSS_PER_S,
             ticks_per_s,
-            delay: (LIMIT_S / 2.0 * ticks_per_s) as u64,
+            delay: (limit.as_secs_f64() / 2.0 * ticks_per_s) as u64,
         };
         let anywhere = match reach {
             Reach::All => self.anywhere,
@@ -109,21 +106,28 @@ pub(crate) struct Wanted {
     pages: Vec<Shared>,
     /// Since when somebody waits.
     pub(crate) since: Option<Instant>,
+    /// How long after the stop the programs have come around to their sites again.
+    pub(crate) period: Duration,
 }
 
 impl Wanted {
-    /// Asks the programs to wait at the sites chosen for them, and waits until they do, or long enough.
-    pub(crate) fn ask(programs: Vec<Program>) -> Self {
+    /// Asks the programs to wait at the sites chosen for them, and waits until they do, but no longer than `limit`.
+    pub(crate) fn ask(programs: Vec<Program>, limit: Duration) -> Self {
+        let chosen = programs.iter().filter_map(|program| program.chosen);
+        let longest = chosen.map(|site| site.gap).max();
         let mut all = Self {
             pages: Vec::new(),
             since: None,
+            period: longest.map_or(Duration::ZERO, |gap| {
+                Duration::from_secs_f64(gap as f64 / ticks_per_s()).min(limit)
+            }),
         };
         for program in programs {
             if let Some(site) = program.chosen {
-                all.want(program.page, site);
+                all.want(program.page, site.site);
             }
         }
-        all.wait();
+        all.wait(limit);
         all
     }
 
@@ -135,8 +139,8 @@ impl Wanted {
         self.pages.push(page);
     }
 
-    fn wait(&mut self) {
-        let end = Instant::now() + Duration::from_secs_f64(LIMIT_S);
+    fn wait(&mut self, limit: Duration) {
+        let end = Instant::now() + limit;
         let has_come = |page: &&Shared| {
             let [want, here] = [offset_of!(Page, want), offset_of!(Page, here)].map(|at| half(page, at).load(Ordering::Acquire));
             want == here & !GONE_ON

@@ -1,7 +1,7 @@
 //! Pages of declared datasets are stored last: by then the program may have overwritten them without having read them,
 //! and whoever restarts does the same again. Those are left out; of pages that hold little else, that little is packed.
 //!
-//! The copy of the process waits as long as that takes, but no longer than [`HORIZON`] from the stop on. What nothing
+//! The copy of the process waits as long as that takes, but no longer than [`horizon`] from the stop on. What nothing
 //! has been said of by then is stored.
 
 use crate::access::{Declared, Waits};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 4096;
 const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 
-/// How long after the stop uses of datasets are waited for.
+/// How long after the stop uses of datasets are waited for, at least.
 const HORIZON: Duration = Duration::from_secs(2);
 
 /// Most bytes of packed pages: where there are more, the pages are stored whole.
@@ -38,11 +38,18 @@ pub(crate) struct Later {
     /// Pages of theirs that may be left out, in ascending order.
     pages: Vec<(u64, u64)>,
     stopped: Instant,
+    horizon: Duration,
+}
+
+/// How long after the stop uses of datasets are waited for, where the program goes around in `period`: once, and a quarter
+/// more, as it runs beside the writers.
+pub(crate) fn horizon(period: Duration) -> Duration {
+    HORIZON.max(period * 5 / 4)
 }
 
 impl Later {
     /// Of a process that is stopped now, where it has declared some in memory that can be left out.
-    pub(crate) fn of(pid: i32, maps: &[Map], reach: Reach, waits: Waits<'_>) -> Option<Self> {
+    pub(crate) fn of(pid: i32, maps: &[Map], (reach, horizon): (Reach, Duration), waits: Waits<'_>) -> Option<Self> {
         let declared = Declared::take(pid, maps, reach, waits)?;
         let plain = maps.iter().filter(|m| is_plain(m)).map(|m| (m.start, m.end));
         let plain: Vec<(u64, u64)> = plain.collect();
@@ -59,6 +66,7 @@ impl Later {
             declared,
             pages,
             stopped: Instant::now(),
+            horizon,
         })
     }
 
@@ -93,7 +101,7 @@ impl Later {
         while !ranges.is_empty() {
             match self.declared.look() {
                 Ok(verdict) => {
-                    if verdict.open_bytes() == 0 || self.stopped.elapsed() >= HORIZON || !goes_on() {
+                    if verdict.open_bytes() == 0 || self.stopped.elapsed() >= self.horizon || !goes_on() {
                         let mut spared = Spared::find(&ranges, &verdict.dead());
                         let bytes = spared.packed_bytes();
                         let most = |bytes: u64| bytes <= MOST_PACKED && bytes + places(&spared) <= packed::MOST_BYTES;
@@ -218,6 +226,12 @@ pub(crate) fn without_rights(vmas: Vec<Vma>, dead: &[(u64, u64)]) -> (Vec<Vma>, 
 mod tests {
     use super::*;
     use belay_image::model::VmaKind;
+
+    #[test]
+    fn who_goes_around_slowly_is_waited_for() {
+        let ms = Duration::from_millis;
+        assert_eq!([0, 300, 4000].map(|n| horizon(ms(n))), [ms(2000), ms(2000), ms(5000)]);
+    }
 
     #[test]
     fn dead_pages_lose_their_rights() {

@@ -29,6 +29,7 @@ use belay_kernel::vm::Memory;
 use belay_storage::session::Session;
 use std::cell::Cell;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 const PROT_READ: u32 = 1;
@@ -139,7 +140,7 @@ pub(crate) fn take(
     areas: &[Area],
     drafts: &[Draft],
     (session, tracking): (&mut Session, &mut Tracking),
-    (plan, access): (&Plan, Access),
+    (plan, access, horizon): (&Plan, Access, Duration),
 ) -> Result<Vec<Child>, CaptureError> {
     let controls = drafts
         .iter()
@@ -173,7 +174,7 @@ pub(crate) fn take(
             Ok(mut child) => {
                 child.frugal = plan.frugal;
                 let waits = |word| job.processes.iter().any(|p| p.pid == draft.pid && p.waits_for(word));
-                tracking.declares |= child.look_at_datasets(access, plan, &waits);
+                tracking.declares |= child.look_at_datasets((access, horizon), plan, &waits);
                 out.push(child);
             }
             Err(e) => {
@@ -420,7 +421,7 @@ impl Child {
     }
 
     /// Looks what the process has declared, and whether it may be stored later. Whether it has declared anything.
-    fn look_at_datasets(&mut self, wanted: Access, plan: &Plan, waits: Waits<'_>) -> bool {
+    fn look_at_datasets(&mut self, (wanted, horizon): (Access, Duration), plan: &Plan, waits: Waits<'_>) -> bool {
         self.lacking = access::lacking(self.pid, &self.maps);
         if wanted == Access::Off {
             return false;
@@ -430,7 +431,7 @@ impl Child {
             Access::Off | Access::Watch(_) => None,
         };
         // Also where nothing is left out: from now on the program is listened to.
-        let later = Later::of(self.pid, &self.maps, reach.unwrap_or(Reach::All), waits);
+        let later = Later::of(self.pid, &self.maps, (reach.unwrap_or(Reach::All), horizon), waits);
         let may_wait = plan.mode == Mode::CopyOnWrite && self.snapshot.is_some() && !self.has_locks;
         self.later = later.filter(|_| may_wait && reach.is_some());
         self.maps.iter().any(access::is_page)

@@ -152,6 +152,10 @@ impl Agent {
                 false => Access::Off,
                 true => Access::listen(wanted.leave_out, self.description.certain),
             },
+            site_wait: match wanted.by.is_empty() {
+                true => self.description.interval.site_wait(),
+                false => Interval::Never.site_wait(),
+            },
         };
         self.dir.check_place()?;
         self.keep_socket();
