@@ -16,13 +16,14 @@ type Test = fn(&Place) -> Result<(), Failure>;
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// What must be in each package.
-const FILES: [&str; 35] = [
+const FILES: [&str; 36] = [
     "usr/bin/belay",
     "usr/libexec/belay/belay-inject",
     "usr/libexec/belay/belay-restorer",
     "usr/lib/belay/libbelay_verbs.so",
     "usr/include/belay.h",
     "usr/include/belay_access.h",
+    "usr/include/belay_ops.h",
     "usr/share/belay/compat/belay_levels.h",
     "usr/share/belay/compat/fti.h",
     "usr/share/belay/compat/veloc.h",

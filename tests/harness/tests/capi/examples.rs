@@ -1,11 +1,12 @@
 //! The programs of examples/: whatever checkpoints leave out, and however often they are killed, they compute the same.
 
 use super::access::{left_out, ACCESS};
+use super::command;
 use super::compat::make;
 use belay_tests::build::Kind;
 use belay_tests::case::mpirun;
 use belay_tests::expect::want;
-use belay_tests::job::{patient, show, text, Job};
+use belay_tests::job::{output, patient, show, text, Job};
 use belay_tests::place::{repository, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::Failure;
@@ -48,6 +49,19 @@ pub(super) fn wave(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failu
     let modules = format!("-J{}", place.programs().display());
     make(place, "gfortran", &["-O2", "-std=f2018", &modules], &from, &program)?;
     Example::new("wave", user, vec![program.display().to_string()]).check(place, rng)
+}
+
+/// A library of OPS's shape, whose launcher of loops declares what they do, in one line.
+pub(super) fn ops(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let program = place.programs().join(format!("ops.{}", user.name()));
+    let source = repository().join("tests/programs/capi/ops_shape.cpp");
+    make(place, "c++", &["-O2", "-std=c++11", "-pedantic"], &[source], &program)?;
+    let mut c = command(user, &program, &["100", "10", "wrong"]);
+    c.env("BELAY_ACCESS", "verify");
+    let said = text(&output(c, LIMIT)?);
+    let found = "verify: loop changes leaves bytes ";
+    want(said.contains(found) && said.contains("of dataset flux.2"), || said.clone())?;
+    Example::new("ops", user, vec![program.display().to_string()]).check(place, rng)
 }
 
 impl Example {

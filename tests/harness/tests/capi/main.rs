@@ -263,11 +263,12 @@ fn nothing_is_left(job: &Job, user: User, program: &Path, argv: &[String]) -> Re
     want(left.len() == 2 && notes.is_empty(), || format!("left: {left:?}, {notes:?}"))
 }
 
-/// The header is C++ too.
+/// The headers are C++ too.
 fn plus_plus(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     let mut c = Command::new("c++");
+    c.arg("-I").arg(repository().join("capi/include"));
     c.args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", "c++"]);
-    let headers = ["belay.h", "belay_access.h"].map(|name| repository().join("capi/include").join(name));
+    let headers = ["belay.h", "belay_access.h", "belay_ops.h"].map(|name| repository().join("capi/include").join(name));
     c.args(headers).current_dir(place.programs());
     let o = output(c, LIMIT)?;
     want(o.status.success(), || text(&o))
@@ -374,6 +375,7 @@ fn main() {
     target.by_user("portable_ranks", |_| true, portable::ranks);
     target.by_user("heat", |_| true, examples::heat);
     target.by_user("wave", |_| true, examples::wave);
+    target.by_user("ops", |_| true, examples::ops);
     if am_root() && belay_tests::hosts::unavailable().is_none() {
         target.once("on_hosts", access::on_hosts);
     }
