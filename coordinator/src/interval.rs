@@ -30,8 +30,8 @@ pub(crate) const SPANS: RangeInclusive<f64> = 0.001..=366.0 * 86400.0;
 /// Shortest time between the end of one automatic checkpoint and the begin of the next, unless the user names another.
 pub const MIN_GAP: Duration = Duration::from_secs(30);
 
-/// Longest wait for a program to come to a loop before which little is alive: what asks for the checkpoint waits, too.
-const SITE_WAIT: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(60);
+/// Longest wait for a program to come to a loop before which little is alive: the agent answers nobody meanwhile.
+const SITE_WAIT: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(10);
 
 /// Time that the program should run between two checkpoints that cost `cost` each, where it is interrupted after `mtti` on average.
 pub fn optimum(cost: Duration, mtti: Duration) -> Duration {
@@ -164,7 +164,7 @@ mod tests {
     fn a_good_place_is_waited_for_the_longer_the_seldomer_checkpoints_are() {
         let s = Duration::from_secs;
         let every = |n| Interval::Every(s(n)).site_wait();
-        assert_eq!([every(1), every(10), every(50), every(3600)], [s(2), s(2), s(10), s(60)]);
+        assert_eq!([every(1), every(10), every(50), every(3600)], [s(2), s(2), s(10), s(10)]);
         assert_eq!([Interval::Never, Interval::Auto].map(Interval::site_wait), [s(2), s(6)]);
     }
 

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const TOGETHER: Duration = Duration::from_millis(5);
 /// How often it is looked whether they have come.
 const TURN: Duration = Duration::from_micros(500);
+/// How often it is looked whether they have ended.
+const LOOK: Duration = Duration::from_millis(50);
 /// Bytes that are written in a second, for the choice. What is gained by waiting is compared with it.
 const BYTES_PER_S: f64 = 1e9;
 /// Seconds of work that each second of waiting loses on average: the interval over the mean time to an interrupt, at
@@ -103,7 +105,8 @@ impl Program {
 
 /// A checkpoint is wanted at chosen sites. Dropped, it is not any more, and who waits goes on.
 pub(crate) struct Wanted {
-    pages: Vec<Shared>,
+    /// Who is asked, by its process.
+    pages: Vec<(i32, Shared)>,
     /// Since when somebody waits.
     pub(crate) since: Option<Instant>,
     /// How long after the stop the programs have come around to their sites again.
@@ -124,24 +127,24 @@ impl Wanted {
         };
         for program in programs {
             if let Some(site) = program.chosen {
-                all.want(program.page, site.site);
+                all.want(program.pid, program.page, site.site);
             }
         }
         all.wait(limit);
         all
     }
 
-    fn want(&mut self, page: Shared, site: u32) {
+    fn want(&mut self, pid: i32, page: Shared, site: u32) {
         let here = half(&page, offset_of!(Page, here)).load(Ordering::Relaxed);
         half(&page, offset_of!(Page, site)).store(site, Ordering::Relaxed);
         let next = (here & !GONE_ON) % (GONE_ON - 1) + 1;
         half(&page, offset_of!(Page, want)).store(next, Ordering::Release);
-        self.pages.push(page);
+        self.pages.push((pid, page));
     }
 
     fn wait(&mut self, limit: Duration) {
-        let end = Instant::now() + limit;
-        let has_come = |page: &&Shared| {
+        let (end, mut look) = (Instant::now() + limit, Instant::now() + LOOK);
+        let has_come = |(_, page): &&(i32, Shared)| {
             let [want, here] = [offset_of!(Page, want), offset_of!(Page, here)].map(|at| half(page, at).load(Ordering::Acquire));
             want == here & !GONE_ON
         };
@@ -155,6 +158,13 @@ impl Wanted {
             if come == self.pages.len() || late || now >= end {
                 return;
             }
+            // Who has ended comes to no loop, and where one has, the others may end too.
+            if now >= look {
+                look = now + LOOK;
+                if self.pages.iter().any(|(pid, _)| proc::born(*pid).is_none()) {
+                    return;
+                }
+            }
             std::thread::sleep(TURN);
         }
     }
@@ -162,7 +172,7 @@ impl Wanted {
 
 impl Drop for Wanted {
     fn drop(&mut self) {
-        for page in &self.pages {
+        for (_, page) in &self.pages {
             let want = half(page, offset_of!(Page, want));
             want.store(0, Ordering::Release);
             futex::wake(want);
