@@ -29,23 +29,43 @@ pub(crate) struct Step {
     arrived: BTreeMap<Who, BTreeSet<String>>,
     merged: Contribution,
     sent: bool,
+    /// What children have said last of other steps than the one under way. Whoever does so without reason harms itself alone.
+    others: BTreeMap<Who, (u64, Contribution)>,
 }
 
 impl Step {
     /// Takes a contribution. One that comes again (after a reconnection), or to a step that is over, changes nothing.
     pub(crate) fn arrive(&mut self, number: u64, who: Who, contribution: Contribution) {
-        if number <= self.released || number < self.number || (number == self.number && self.arrived.contains_key(&who)) {
+        if number <= self.released || (number == self.number && self.arrived.contains_key(&who)) {
             return;
         }
-        if number > self.number {
+        if number != self.number {
+            // The step is the one that the node itself comes to, whatever children have said of others before.
+            if who != Who::Own && self.is_under_way() {
+                self.others.insert(who, (number, contribution));
+                return;
+            }
+            let others = std::mem::take(&mut self.others);
             *self = Step {
                 number,
                 released: self.released,
                 ..Step::default()
             };
+            self.take(others);
         }
         self.arrived.insert(who, contribution.want.clone());
         self.merged.merge(contribution);
+    }
+
+    /// Takes what children have said while another step was under way.
+    fn take(&mut self, others: BTreeMap<Who, (u64, Contribution)>) {
+        for (who, (number, contribution)) in others {
+            if number == self.number {
+                self.arrive(number, who, contribution);
+            } else if number > self.released {
+                self.others.insert(who, (number, contribution));
+            }
+        }
     }
 
     /// A child is gone: the step, if one is under way, fails.
@@ -211,6 +231,38 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_child_that_speaks_of_a_later_step_moves_nobody() {
+        let mut step = Step::default();
+        // Whether the others come before or after it, and before or after the node itself.
+        step.arrive(u64::MAX, Who::Child(1), Contribution::ready());
+        step.arrive(3, Who::Child(2), Contribution::ready());
+        step.arrive(3, Who::Own, Contribution::ready());
+        step.arrive(u64::MAX, Who::Child(1), Contribution::ready());
+        step.arrive(3, Who::Child(3), Contribution::ready());
+        assert_eq!((step.number(), step.is_own_there()), (3, true));
+        assert!(step.complete(0, [1, 2, 3].into_iter()).is_none());
+        step.lose(1, FailureKind::Lost, "gone");
+        assert_eq!(step.complete(0, [2, 3].into_iter()).unwrap().failures.len(), 1);
+        step.release(&Values::new());
+        step.arrive(4, Who::Child(2), Contribution::ready());
+        step.arrive(u64::MAX, Who::Child(3), Contribution::ready());
+        step.arrive(4, Who::Own, Contribution::ready());
+        assert_eq!((step.number(), step.released), (4, 3));
+        assert!(step.complete(0, std::iter::once(2)).is_some());
+    }
+
+    #[test]
+    fn what_a_child_was_early_with_counts_when_its_step_has_come() {
+        let mut step = Step::default();
+        step.arrive(3, Who::Own, Contribution::ready());
+        step.arrive(4, Who::Child(1), Contribution::ready());
+        step.lose(1, FailureKind::Lost, "gone for a moment");
+        step.release(&Values::new());
+        step.arrive(4, Who::Own, Contribution::ready());
+        assert!(step.complete(0, std::iter::once(1)).is_some());
     }
 
     #[test]

@@ -51,6 +51,7 @@ impl Service {
         self.traffic.received.fetch_add(1, Ordering::Relaxed);
         self.traffic.note_reached(guest.link.local());
         match info.node {
+            Some(node) if !self.may_be(node) => tracing::warn!(node, "a node came with a number that it has not been given"),
             Some(node) => {
                 self.attach(node, info, guest.link, released, ordered);
                 // What came together with it.
@@ -66,6 +67,11 @@ impl Service {
             }
             None => tracing::warn!("a new node came to a relay"),
         }
+    }
+
+    /// Whether there is such a node below this one. The root gives the numbers; others know their own alone.
+    fn may_be(&self, node: u64) -> bool {
+        node != 0 && node != self.node && (!self.is_root() || node < self.next_node)
     }
 
     /// Whether the next new node can be let in: its parent-to-be is not about to connect itself.
@@ -138,7 +144,10 @@ impl Service {
 
     /// At the root: a node has connected to its parent.
     pub(super) fn register(&mut self, info: NodeInfo, parent: u64) {
-        let Some(node) = info.node else { return };
+        let Some(node) = info.node.filter(|node| self.may_be(*node)) else {
+            tracing::warn!(host = info.host, "a node was named that has not been given a number");
+            return;
+        };
         let new = !self.registry.get(&node).is_some_and(|r| r.attached);
         let registered = Registered {
             info: info.clone(),
@@ -147,7 +156,6 @@ impl Service {
             awaited: None,
         };
         self.registry.insert(node, registered);
-        self.next_node = self.next_node.max(node.saturating_add(1));
         if new {
             self.tell(Event::Joined(info));
         }
