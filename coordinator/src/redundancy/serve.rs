@@ -184,6 +184,10 @@ impl Holder {
                     if longest || segment == 0 || data == 0 || geometry.room() < stream::end(parts) {
                         return Err("segments of another length".into());
                     }
+                    // Each takes two bytes of the answer at least.
+                    if (data as u64).saturating_mul(blocks(segment)) > MAX_ANSWER as u64 / 2 {
+                        return Err("more blocks than can be told of".into());
+                    }
                     let sums = content::sums(dir, *generation, parts, *geometry).map_err(|e| text(&e))?;
                     *known = Some((question.clone(), sums));
                 }
@@ -326,6 +330,30 @@ fn check_length_below(index: &Index, limit: u64) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use belay_redundancy::{Layout, Member, Scheme};
+
+    #[test]
+    fn more_blocks_than_an_answer_holds_are_not_added_up() {
+        let holder = Holder::of(vec![(0, PathBuf::from("/nowhere"))]);
+        let ask = |segment| {
+            let order = belay_redundancy::Order::Rows;
+            let geometry = Geometry {
+                order,
+                segment,
+                data: 100,
+            };
+            let parts = Vec::new();
+            holder.answer(&Ask::Sums {
+                tag: 0,
+                generation: 1,
+                parts,
+                geometry,
+            })
+        };
+        assert!(ask(1 << 50).is_err_and(|why| why.contains("more blocks")));
+        // Of a host that has nothing there is nothing to be read.
+        let sums = ask(1 << 20).unwrap();
+        assert!(serde_json::from_slice::<Vec<u64>>(&sums).unwrap().len() >= 100);
+    }
 
     #[test]
     fn an_index_that_nobody_could_fetch_is_refused() {
