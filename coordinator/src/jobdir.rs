@@ -348,11 +348,6 @@ impl JobDir {
 
     /// Takes the job's lock. A job that is just ending is waited for, one that is running is refused.
     pub fn lock(&self) -> Result<Lock, Failure> {
-        self.lock_within(Duration::from_secs(2))
-    }
-
-    /// The same, for one that takes no longer than `limit` to end.
-    pub fn lock_within(&self, limit: Duration) -> Result<Lock, Failure> {
         let file = LockFile::open(&self.dir, &self.path, LOCK)?;
         if let Some(lock) = file.take()? {
             return Ok(lock);
@@ -362,6 +357,14 @@ impl JobDir {
         }
         // The holder has no socket any more, or not yet, or never: who tidies or flushes has none. If it is ending, its
         // lock ends within moments; a deadline tells the two apart.
+        file.take_within(Duration::from_secs(2))?
+            .ok_or_else(|| self.held(&file.holder()))
+    }
+
+    /// The same, where whoever holds it is about to end, also where it answers still, or stands still: it has lost its root,
+    /// and ends when it notices. That is waited for, but no longer than `limit`.
+    pub fn lock_after(&self, limit: Duration) -> Result<Lock, Failure> {
+        let file = LockFile::open(&self.dir, &self.path, LOCK)?;
         file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
     }
 

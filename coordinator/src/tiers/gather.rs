@@ -307,7 +307,7 @@ fn home(job: &JobDir, tag: u64) -> Result<BTreeSet<u32>, Failure> {
     // before and been killed.
     let _held: Lock = match tag {
         0 => part.lock_moves_within(LOCK_LIMIT)?,
-        _ => part.lock_within(LOCK_LIMIT)?,
+        _ => part.lock_after(LOCK_LIMIT)?,
     };
     let store = Store::of_job(part.path());
     store.create()?;

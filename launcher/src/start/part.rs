@@ -14,7 +14,6 @@ use belay_image::name::Name;
 use belay_wire::Exit;
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::Duration;
 
 /// Runs a part of a job of which the root is on another host; ends this process as its command ended.
 pub(crate) fn agent(args: Agent) -> Result<u8, Failure> {
@@ -31,12 +30,11 @@ fn restart_part(args: &Agent, number: u64) -> Result<End, Failure> {
     sys::close_inherited();
     let dir = JobDir::open(&args.dir, Access::Own)?;
     let mut description = dir.description()?;
-    let limit = if args.ends_with_root {
-        LOCK_LIMIT
+    let lock = if args.ends_with_root {
+        dir.lock_after(LOCK_LIMIT)?
     } else {
-        Duration::from_secs(2)
+        dir.lock()?
     };
-    let lock = dir.lock_within(limit)?;
     logging::start(&dir, &description.log_level)?;
     let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
     record::drop_uncommitted(job, &dir.generations(), number)?;
