@@ -118,6 +118,15 @@ impl Agent {
         }
     }
 
+    /// The front is gone, which would have begun again: what is lost from now on leaves the rest as it is.
+    pub(super) fn lose_front(&mut self) {
+        let is_root = self.nodes.as_ref().is_some_and(|n| !n.is_part());
+        if is_root && self.losses.restarts && self.losses.since.is_none() {
+            tracing::warn!("the front is gone: nothing is restarted any more");
+            self.end_without_restart();
+        }
+    }
+
     /// At a part: the root has heard that.
     pub(super) fn is_not_restarted(&mut self) {
         tracing::info!("told that nothing is restarted");

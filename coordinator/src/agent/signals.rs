@@ -92,6 +92,7 @@ impl Agent {
             Ok(None) => {}
             Err(_) => {
                 self.channel = None;
+                self.lose_front();
                 let left = self.relay.alone();
                 left.into_iter().for_each(|s| self.pass_on(s));
             }
