@@ -94,7 +94,7 @@ pub(crate) enum Command {
     /// fastest, and datasets.json, which says what they are. Arrays that are parts of global ones become one file, from
     /// which another number of processes can start (launch --from); the checkpoint must have been taken while all of them
     /// waited in belay_point. Also of the parts on other hosts, where what they have stored lies in the job directory or
-    /// on this host.
+    /// on this host; otherwise nothing is written.
     Export(Export),
     /// End a running job
     ///

@@ -6,7 +6,7 @@ use crate::format;
 use crate::inspect::{generation_of, look_as_owner};
 use belay_access::index::{Portable, INDEX};
 use belay_access::shape::Shape;
-use belay_coordinator::{plain, Failure};
+use belay_coordinator::{nodes, plain, Failure};
 use belay_image::extents::{self, Extent, PAGE};
 use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::model::{Dataset, Job, Process, VmaKind};
@@ -235,24 +235,28 @@ fn create(path: &Path) -> Result<File, Failure> {
     made.map_err(|e| Failure::io(format!("make {}", path.display()), &e))
 }
 
-/// What each part of the job has of generation `root`, as far as it lies in the job directory.
+/// What each part of the job has of generation `root`. One of which nothing is here is refused: its arrays would be missing.
 fn parts(root: &Path) -> Result<Vec<(u64, PathBuf)>, Failure> {
     let mut all = vec![(0, root.to_owned())];
     let job = root.parent().and_then(Path::parent);
-    let (Some(job), Some(name)) = (job, root.file_name()) else {
-        return Ok(all);
-    };
-    let nodes = job.join("nodes");
-    let listed = match std::fs::read_dir(&nodes) {
-        Ok(listed) => listed,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(all),
-        Err(e) => return Err(Failure::io(format!("list {}", nodes.display()), &e)),
-    };
-    for entry in listed {
-        let entry = entry.map_err(|e| Failure::io(format!("list {}", nodes.display()), &e))?;
-        let part = entry.file_name().to_str().and_then(|n| n.parse().ok());
-        let dir = entry.path().join("gen").join(name);
-        all.extend(part.filter(|_| dir.exists()).map(|part| (part, dir)));
+    for (part, host) in nodes::parts_of(root)? {
+        let place = job
+            .zip(root.file_name())
+            .map(|(job, name)| nodes::part_dir(job, part).join("gen").join(name));
+        let Some(place) = place.filter(|place| place.exists()) else {
+            let on = if host.is_empty() {
+                host
+            } else {
+                format!(", which ran on {host},")
+            };
+            let why = format!(
+                "{}: what part {part}{on} has of it is not here, but on the disk of its host; export a generation that has been \
+                 flushed or copied to a place that all hosts share",
+                root.display()
+            );
+            return Err(Failure::new(Exit::Incomplete, why));
+        };
+        all.push((part, place));
     }
     all.sort_unstable();
     Ok(all)

@@ -26,6 +26,9 @@ pub mod standin;
 pub mod step;
 pub(crate) mod table;
 
+pub use seat::part_dir;
+pub use table::parts_of;
+
 use crate::jobdir::{Description, JobDir};
 use crate::{config, sys, Failure};
 use belay_kernel::{pidfd, proc};

@@ -19,7 +19,7 @@ pub(crate) struct Seat {
 }
 
 /// The directory of the part `tag` of the job in `job`; the job's own is that of part 0.
-pub(crate) fn part_dir(job: &Path, tag: u64) -> PathBuf {
+pub fn part_dir(job: &Path, tag: u64) -> PathBuf {
     if tag == 0 {
         return job.to_owned();
     }

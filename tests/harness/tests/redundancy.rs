@@ -289,6 +289,13 @@ fn little_changes(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     want(kept == 0 && all > 4 * (96 << 20) / 3, || {
         format!("of the first checkpoint {all} bytes were encoded, {kept} taken over")
     })?;
+    // What the others have declared lies on their disks.
+    let o = job.belay(&["export", &job.dir()])?;
+    let said = String::from_utf8_lossy(&o.stderr);
+    want(
+        o.status.code() == Some(88) && said.contains("what part 1, which ran on h"),
+        || format!("export: {o:?}"),
+    )?;
     let mut number = 1;
     for (part, spare) in [(1, 5), (0, 6)] {
         for _ in 0..2 {
