@@ -28,6 +28,27 @@ pub struct Gone {
     pub stays: Vec<String>,
 }
 
+/// Refuses where a part of `job` still runs: whatever has become of the root's host, it goes on beside what is started anew.
+pub fn refuse_living(job: &JobDir) -> Result<(), Failure> {
+    for tag in seat::tags(job.path())? {
+        let part = match JobDir::open(&part_dir(job.path(), tag), Access::Own) {
+            // It was killed before it had begun.
+            Err(f) if f.exit == Exit::NoJob => continue,
+            opened => opened?,
+        };
+        if let Err(f) = part.lock() {
+            let at = job.shown();
+            let who = part.holder().map_or_else(|| f.to_string(), |holder| holder.word);
+            let why = format!(
+                "part {tag} of the job that was in {at} before still runs: {who}; end that process, and what it has started, or use \
+                 another directory"
+            );
+            return Err(Failure::new(f.exit, why));
+        }
+    }
+    Ok(())
+}
+
 /// Removes, from the directory of a job whose lock is held, the generations beyond `keep`, or all of them, and what
 /// none of those that stay needs.
 pub fn of_root(dir: &JobDir, keep: Option<u32>) -> Result<Gone, Failure> {

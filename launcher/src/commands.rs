@@ -474,6 +474,9 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
     let keep = args.keep.unwrap_or(dir.description()?.keep);
     let _lock = dir.lock()?;
     let keep = (!args.all).then_some(keep);
+    if args.all {
+        removal::refuse_living(&dir)?;
+    }
     let mut gone = removal::of_root(&dir, keep)?;
     let description = dir.description()?;
     let tidied = tiers::for_each(&description, To::Use, |durable| {

@@ -19,7 +19,7 @@ use belay_coordinator::nodes::{step, Nodes};
 use belay_coordinator::redundancy::{heal, local, serve, Redundancy};
 use belay_coordinator::restart::Notice;
 use belay_coordinator::tiers::gather;
-use belay_coordinator::{agent, launch, restart, sys, tiers, End, Failure};
+use belay_coordinator::{agent, launch, removal, restart, sys, tiers, End, Failure};
 use belay_image::name::Name;
 use belay_wire::{Exit, Phase};
 use std::ffi::OsString;
@@ -103,6 +103,7 @@ fn launch_in(
     args: Launch,
     restarts: bool,
 ) -> Result<End, Failure> {
+    removal::refuse_living(dir)?;
     description.dir = dir.path().display().to_string();
     match config.redundancy.settings()? {
         Some(s) => local::lay(&s, dir.path(), (&description.id, 0), true)?,

@@ -502,6 +502,35 @@ fn root_looks_at_nothing_whose_way_cannot_be_checked() {
     assert_failed(&o, 74, "too many open files");
 }
 
+/// The root's host is gone, and parts on other hosts go on: neither does another job begin beside them, nor go their checkpoints.
+#[test]
+fn a_part_that_still_runs_keeps_others_out() {
+    require_helpers();
+    let s = Scratch::new("living-part");
+    let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    s.wait_for("ready");
+    assert!(s.belay(&["checkpoint"]).status.success());
+    s.go();
+    job.wait().unwrap();
+    let part = s.job().join("nodes/1");
+    std::fs::create_dir_all(&part).unwrap();
+    chmod(&part, 0o700);
+    std::fs::copy(s.job().join("job.json"), part.join("job.json")).unwrap();
+    std::fs::write(part.join("lock"), "belay agent (process 7 on h2), serving").unwrap();
+    let lock = std::fs::File::open(part.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let told = "before still runs: belay agent (process 7 on h2)";
+    assert_failed(&s.belay(&["gc", "--all"]), 69, told);
+    assert!(s.belay(&["list"]).status.success());
+    assert_eq!(std::fs::read_dir(s.job().join("gen")).unwrap().count(), 1);
+    std::fs::remove_dir_all(s.job().join("gen")).unwrap();
+    assert_failed(&s.belay(&["launch", "--across-hosts", "true"]), 69, told);
+    assert!(part.join("lock").exists());
+    drop(lock);
+    assert!(s.belay(&["launch", "--across-hosts", "true"]).status.success());
+    assert!(!part.exists());
+}
+
 #[test]
 fn a_page_is_replaced_only_when_there_is_another() {
     let s = Scratch::new("page");
