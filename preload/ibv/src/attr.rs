@@ -157,6 +157,8 @@ pub const QP_RATE_LIMIT: i32 = 1 << 25;
 
 pub const ACCESS_LOCAL_WRITE: u32 = 1;
 pub const ACCESS_REMOTE_WRITE: u32 = 1 << 1;
+pub const ACCESS_REMOTE_READ: u32 = 1 << 2;
+pub const ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
 pub const ACCESS_ZERO_BASED: u32 = 1 << 5;
 
 pub const REREG_CHANGE_TRANSLATION: i32 = 1;

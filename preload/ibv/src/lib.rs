@@ -1,4 +1,4 @@
-//! Types and constants of `infiniband/verbs.h` (rdma-core 44), as far as `preload/verbs` needs them. Names and layouts
+//! Types and constants of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44), as far as `preload/verbs` needs them. Names and layouts
 //! are those of the header, without the prefix; `tests/layout.rs` compares them with Debian's by compiling C.
 //!
 //! Enumerations are numbers: what a program or a provider gives may be newer than this.
@@ -6,11 +6,13 @@
 
 mod attr;
 mod context;
+mod manager;
 mod object;
 mod work;
 
 pub use attr::*;
 pub use context::*;
+pub use manager::*;
 pub use object::*;
 pub use work::*;
 

@@ -43,6 +43,13 @@ fn sizes() -> Vec<(&'static str, usize)> {
         "sizeof(struct ibv_context_ops)" => size_of::<ContextOps>(),
         "sizeof(struct ibv_context)" => size_of::<Context>(),
         "sizeof(struct verbs_context)" => size_of::<VerbsContext>(),
+        "sizeof(struct ibv_sa_path_rec)" => size_of::<PathRecord>(),
+        "sizeof(struct rdma_cm_id)" => size_of::<CmId>(),
+        "sizeof(struct rdma_event_channel)" => size_of::<EventChannel>(),
+        "sizeof(struct rdma_conn_param)" => size_of::<ConnParam>(),
+        "sizeof(struct rdma_ud_param)" => size_of::<UdParam>(),
+        "sizeof(struct rdma_cm_event)" => size_of::<CmEvent>(),
+        "sizeof(struct rdma_addrinfo)" => size_of::<AddrInfo>(),
     }
 }
 
@@ -101,6 +108,23 @@ fn places() -> Vec<(&'static str, usize)> {
         "IBV_WC_WR_FLUSH_ERR" => WC_WR_FLUSH_ERR as usize,
         "IBV_QPT_UD" => QPT_UD as usize,
         "IBV_QPS_ERR" => QPS_ERR as usize,
+        "offsetof(struct ibv_sa_path_rec, pkey)" => offset_of!(PathRecord, pkey),
+        "offsetof(struct ibv_sa_path_rec, preference)" => offset_of!(PathRecord, preference),
+        "offsetof(struct rdma_cm_id, route.addr.dst_addr)" => offset_of!(CmId, route.dst),
+        "offsetof(struct rdma_cm_id, route.addr.addr.ibaddr.pkey)" => offset_of!(CmId, route.ib.pkey),
+        "offsetof(struct rdma_cm_id, route.num_paths)" => offset_of!(CmId, route.num_paths),
+        "offsetof(struct rdma_cm_id, port_num)" => offset_of!(CmId, port_num),
+        "offsetof(struct rdma_cm_id, qp_type)" => offset_of!(CmId, qp_type),
+        "offsetof(struct rdma_conn_param, qp_num)" => offset_of!(ConnParam, qp_num),
+        "offsetof(struct rdma_ud_param, qkey)" => offset_of!(UdParam, qkey),
+        "offsetof(struct rdma_cm_event, param)" => offset_of!(CmEvent, param),
+        "offsetof(struct rdma_addrinfo, ai_connect)" => offset_of!(AddrInfo, connect),
+        "RDMA_CM_EVENT_CONNECT_REQUEST" => CM_CONNECT_REQUEST as usize,
+        "RDMA_CM_EVENT_TIMEWAIT_EXIT" => CM_TIMEWAIT_EXIT as usize,
+        "RDMA_PS_UDP" => PS_UDP as usize,
+        "RDMA_UDP_QKEY" => UDP_QKEY as usize,
+        "RAI_FAMILY" => RAI_FAMILY as usize,
+        "RDMA_OPTION_ID_ACK_TIMEOUT" => OPTION_ID_ACK_TIMEOUT as usize,
     }
 }
 
@@ -114,10 +138,13 @@ fn as_the_header_says() {
         .iter()
         .map(|(e, _)| format!("    printf(\"%zu\\n\", (size_t)({e}));\n"))
         .collect();
-    let text = format!("#include <infiniband/verbs.h>\n#include <stdio.h>\nint main(void) {{\n{prints}}}\n");
+    let text = format!("#include <rdma/rdma_cma.h>\n#include <stdio.h>\nint main(void) {{\n{prints}}}\n");
     std::fs::write(&source, text).expect("the source");
     let made = Command::new("cc").arg(&source).arg("-o").arg(&program).status().expect("cc");
-    assert!(made.success(), "libibverbs-dev is missing: scripts/install-deps");
+    assert!(
+        made.success(),
+        "libibverbs-dev or librdmacm-dev is missing: scripts/install-deps"
+    );
     let out = Command::new(&program).output().expect("its sizes").stdout;
     let theirs: Vec<usize> = String::from_utf8_lossy(&out)
         .lines()
