@@ -130,13 +130,19 @@ int host_restart(const char *name) {
     return 0;
 }
 
-// A subnet manager gives the port another LID; on Ethernet the host gets other addresses. What is open stays open.
-int host_readdress(const char *name) {
+// "HOST" or "HOST IPV4": a subnet manager gives the port another LID; on Ethernet the host gets other addresses, of IPv4
+// the one that is named. What is open stays open.
+int host_readdress(const char *text) {
+    char name[FV_HOST_MAX], address[INET_ADDRSTRLEN];
+    int words = sscanf(text, "%63s %15s", name, address);
+    if (words < 1) return EINVAL;
     struct host *h = host_named(name);
     bool ethernet = link_layer == IBV_LINK_LAYER_ETHERNET;
     uint32_t serial = numbered++;
     if (ethernet) set_gids(h, serial + 1);
     else h->port.lid = (uint16_t)(0x10 + (epoch + serial) % 0xb000);
+    for (int i = 2; words == 2 && i < 4; i++)
+        if (!ethernet || inet_pton(AF_INET, address, h->port.gid[i].raw + 12) != 1) return EINVAL;
     for (struct ctx *c = contexts; c; c = c->next)
         if (c->host == h && !c->dead) tell(c, ethernet ? IBV_EVENT_GID_CHANGE : IBV_EVENT_LID_CHANGE, 1);
     return 0;

@@ -107,7 +107,7 @@ static void ask(const char *dir, enum fv_op op, const char *text) {
 
 static void usage(void) {
     fputs("usage: fake-verbsd serve DIR [--roce] [NAME=VALUE...] | set DIR NAME=VALUE... | restart DIR HOST | move DIR "
-          "FROM TO | readdress DIR HOST | stats DIR\n",
+          "FROM TO | readdress DIR HOST [IPV4] | stats DIR\n",
           stderr);
     exit(2);
 }
