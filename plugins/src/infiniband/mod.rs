@@ -18,8 +18,8 @@ pub const LIBRARY: &str = "libbelay_verbs.so";
 /// What a user can do about a device without it.
 pub const WITHOUT: &str = "InfiniBand verbs without Belay's library: launch the job where libbelay_verbs.so is installed and [verbs] in the configuration has `enable = \"auto\"` or `\"on\"`, or let MPI use TCP (UCX_TLS=tcp,sm,self)";
 
-/// What a user can do about connections that librdmacm makes.
-const MANAGER: &str = "connections by librdmacm (rdma_connect, rdma_listen) are not supported yet: let the program exchange the numbers of its queue pairs itself, or use TCP";
+/// What a user can do about connections that the kernel's manager makes.
+const MANAGER: &str = "connections by librdmacm (rdma_connect, rdma_listen) without Belay's library: launch the job where libbelay_verbs.so is installed and [verbs] in the configuration has `enable = \"auto\"` or `\"on\"`, or use TCP";
 
 /// The kernel's name of anonymous files for events: of completions, and asynchronous ones.
 const EVENTS: &str = "infinibandevent";

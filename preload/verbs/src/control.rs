@@ -64,7 +64,10 @@ pub(crate) fn start() {
 /// The child of a fork has no devices, and takes part on its own when it opens one.
 pub(crate) extern "C" fn after_fork() {
     // SAFETY: the only thread.
-    unsafe { heap::after_fork() };
+    unsafe {
+        heap::after_fork();
+        crate::cm::after_fork();
+    }
     let old = CONTROL.swap(null_mut(), Ordering::AcqRel);
     gate::after_fork();
     drain::after_fork();

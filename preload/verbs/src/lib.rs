@@ -17,6 +17,7 @@
 //! | `translate` | from the names that programs have to those of today, and back |
 //! | `rebuild`, `made_up` | making everything again after a restart, and completions that no device gives |
 //! | `around` | devices that were opened around the library |
+//! | `cm` | librdmacm: connections by addresses, over TCP |
 //! | `real` | libibverbs' own functions |
 //! | `heap` | memory of the library's own: nobody waits at the gate with its lock |
 //!
@@ -33,6 +34,7 @@ mod api;
 mod arch;
 mod around;
 mod bias;
+mod cm;
 mod control;
 mod drain;
 mod gate;

@@ -96,7 +96,7 @@ pub(crate) unsafe fn make_plain(shadow: *mut ShadowCq, cqe: Int) -> *mut Cq {
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_create_cq(
+pub(crate) unsafe extern "C" fn ibv_create_cq(
     context: *mut Context,
     cqe: Int,
     user: *mut Opaque,
@@ -175,7 +175,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut Cq, cqe: Int) -> Int {
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> Int {
+pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> Int {
     let call = enter!((*cq).context, (real().ibv_destroy_cq)(cq));
     let shadow = cq.cast::<ShadowCq>();
     let channel = (*shadow).channel();

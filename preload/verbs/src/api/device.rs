@@ -8,7 +8,7 @@ use libc::c_char;
 use std::ptr::null_mut;
 
 #[no_mangle]
-unsafe extern "C" fn ibv_get_device_list(count: *mut Int) -> *mut *mut Device {
+pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut Int) -> *mut *mut Device {
     let _call = enter!(std::ptr::null_mut(), (real().ibv_get_device_list)(count));
     let mut n = 0;
     let theirs = (real().ibv_get_device_list)(&mut n);
@@ -43,7 +43,7 @@ unsafe fn shadow_of(device: *mut Device) -> *mut ShadowDevice {
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_free_device_list(list: *mut *mut Device) {
+pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut Device) {
     let _call = enter!(std::ptr::null_mut(), (real().ibv_free_device_list)(list));
     libc::free(list.cast());
 }
@@ -83,7 +83,7 @@ pub(crate) unsafe fn open_real(device: &ShadowDevice) -> *mut Context {
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
+pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     let _call = enter!(std::ptr::null_mut(), (real().ibv_open_device)(device));
     let device = device.cast::<ShadowDevice>();
     let context = open_real(&*device);
@@ -156,11 +156,5 @@ unsafe extern "C" fn efadv_query_device(_: *mut Context, _: *mut Opaque, _: u32)
 
 #[no_mangle]
 unsafe extern "C" fn mlx5dv_open_device(_: *mut Device, _: *mut Opaque) -> *mut Context {
-    none(libc::EOPNOTSUPP)
-}
-
-/// librdmacm's: connections that the kernel makes are not made again. UCX does without.
-#[no_mangle]
-unsafe extern "C" fn rdma_create_event_channel() -> *mut Opaque {
     none(libc::EOPNOTSUPP)
 }

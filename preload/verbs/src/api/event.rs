@@ -11,7 +11,7 @@ use std::ptr::{addr_of_mut, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::Acquire};
 
 #[no_mangle]
-unsafe extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut CompChannel {
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut CompChannel {
     let _call = enter!(context, (real().ibv_create_comp_channel)(context));
     let real_channel = (real().ibv_create_comp_channel)(ShadowContext::of(context).real);
     if real_channel.is_null() {
@@ -39,7 +39,7 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut Comp
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut CompChannel) -> Int {
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut CompChannel) -> Int {
     let _call = enter!((*channel).context, (real().ibv_destroy_comp_channel)(channel));
     let shadow = channel.cast::<ShadowChannel>();
     if (*shadow).users.load(Acquire) != 0 {

@@ -24,7 +24,7 @@ unsafe fn keep_pd(context: *mut Context, real: *mut Pd, parent: *mut ShadowPd) -
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut Pd {
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut Pd {
     let _call = enter!(context, (real().ibv_alloc_pd)(context));
     let pd = (real().ibv_alloc_pd)(ShadowContext::of(context).real);
     keep_pd(context, pd, null_mut())

@@ -134,7 +134,7 @@ unsafe fn keep(pd: *mut Pd, init: &QpInitAttr, extended: Option<QpInitAttrEx>, (
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *mut Qp {
+pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *mut Qp {
     let _call = enter!((*pd).context, (real().ibv_create_qp)(pd, init));
     if !is_offered((*init).qp_type) {
         return none(libc::EOPNOTSUPP);
@@ -253,7 +253,7 @@ fn adds_write(kind: u32, attr: &QpAttr, mask: Int, added: bool) -> bool {
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, mask: Int) -> Int {
+pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, mask: Int) -> Int {
     let _call = enter!((*qp).context, (real().ibv_modify_qp)(qp, attr, mask));
     let q = &*qp.cast::<ShadowQp>();
     let resets = mask & QP_STATE != 0 && (*attr).qp_state == QPS_RESET;
@@ -368,7 +368,7 @@ unsafe extern "C" fn ibv_query_qp_data_in_order(qp: *mut Qp, operation: u32, fla
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> Int {
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> Int {
     let call = enter!((*qp).context, (real().ibv_destroy_qp)(qp));
     let shadow = qp.cast::<ShadowQp>();
     let q = &*shadow;

@@ -10,7 +10,7 @@ use belay_ibv::*;
 use std::mem::offset_of;
 
 #[no_mangle]
-unsafe extern "C" fn ibv_query_device(context: *mut Context, attr: *mut DeviceAttr) -> Int {
+pub(crate) unsafe extern "C" fn ibv_query_device(context: *mut Context, attr: *mut DeviceAttr) -> Int {
     let _call = enter!(context, (real().ibv_query_device)(context, attr));
     let c = ShadowContext::of(context);
     let error = (real().ibv_query_device)(c.real, attr);
@@ -185,7 +185,7 @@ unsafe extern "C" fn ibv_query_pkey(context: *mut Context, port: u8, index: Int,
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_get_pkey_index(context: *mut Context, port: u8, pkey: u16) -> Int {
+pub(crate) unsafe extern "C" fn ibv_get_pkey_index(context: *mut Context, port: u8, pkey: u16) -> Int {
     let _call = enter!(context, (real().ibv_get_pkey_index)(context, port, pkey));
     (real().ibv_get_pkey_index)(ShadowContext::of(context).real, port, pkey)
 }

@@ -9,7 +9,7 @@ use belay_ibv::*;
 use std::ptr::{addr_of_mut, null_mut};
 
 #[no_mangle]
-unsafe extern "C" fn ibv_create_srq(pd: *mut Pd, init: *mut SrqInitAttr) -> *mut Srq {
+pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut Pd, init: *mut SrqInitAttr) -> *mut Srq {
     let _call = enter!((*pd).context, (real().ibv_create_srq)(pd, init));
     let user = (*init).srq_context;
     let base = Srq {
@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut Srq, number: *mut u32) -> 
 }
 
 #[no_mangle]
-unsafe extern "C" fn ibv_destroy_srq(srq: *mut Srq) -> Int {
+pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut Srq) -> Int {
     let call = enter!((*srq).context, (real().ibv_destroy_srq)(srq));
     let shadow = srq.cast::<ShadowSrq>();
     let error = (real().ibv_destroy_srq)((*shadow).real);

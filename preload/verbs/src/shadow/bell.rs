@@ -51,23 +51,7 @@ impl Bell {
 
     /// Waits until there is something; -1 with EAGAIN when the program's descriptor does not block.
     pub(crate) fn wait(&self) -> i32 {
-        // SAFETY: a descriptor.
-        if unsafe { libc::fcntl(self.fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
-            crate::set_errno(libc::EAGAIN);
-            return -1;
-        }
-        let mut poll = libc::pollfd {
-            fd: self.fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one element.
-        while unsafe { libc::poll(&mut poll, 1, -1) } < 0 {
-            if crate::errno() != libc::EINTR || !goes_on() {
-                return -1;
-            }
-        }
-        0
+        wait_readable(self.fd)
     }
 
     /// The provider's descriptor is not seen until [`Bell::show`]: that of a device that is gone says that it is.
@@ -113,6 +97,28 @@ impl Bell {
             unsafe { libc::close(fd) };
         }
     }
+}
+
+/// Waits until a descriptor of the program's is readable, as `read` would on one that blocks; -1 with EAGAIN when it does
+/// not block.
+pub(crate) fn wait_readable(fd: i32) -> i32 {
+    // SAFETY: a descriptor.
+    if unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
+        crate::set_errno(libc::EAGAIN);
+        return -1;
+    }
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element.
+    while unsafe { libc::poll(&mut poll, 1, -1) } < 0 {
+        if crate::errno() != libc::EINTR || !goes_on() {
+            return -1;
+        }
+    }
+    0
 }
 
 /// Whether a call goes on that a handler has interrupted. The `read` of libibverbs does where the program has asked for it

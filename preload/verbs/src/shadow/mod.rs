@@ -16,7 +16,7 @@ mod qp;
 mod srq;
 mod table;
 
-pub(crate) use bell::Bell;
+pub(crate) use bell::{wait_readable, Bell};
 pub(crate) use context::ShadowContext;
 pub(crate) use cq::{Completion, CqState, ShadowChannel, ShadowCq};
 pub(crate) use device::ShadowDevice;
