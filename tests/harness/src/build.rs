@@ -15,7 +15,7 @@ pub enum Kind {
     C,
     /// `cc -static`.
     Static,
-    /// `cc`, with the verbs of InfiniBand.
+    /// `cc`, with the verbs of InfiniBand, and with their connection manager where it is used.
     Verbs,
     /// `mpicc.openmpi`.
     OpenMpi,
@@ -139,7 +139,7 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
             c.arg("-static");
         }
         if kind == Kind::Verbs {
-            c.args(["-Werror", "-libverbs"]);
+            c.args(["-Werror", "-libverbs", "-Wl,--as-needed", "-lrdmacm"]);
         }
         c.args(["-lm", "-lrt", "-ldl", "-lutil"]);
         let out = c

@@ -1,6 +1,9 @@
 //! Programs of the verbs under belay, on the stand-in for libibverbs: whenever they are checkpointed, and wherever they
 //! come back, their own checks find nothing.
 
+#[path = "adapters/pairs.rs"]
+mod pairs;
+
 use belay_tests::build::{build, Kind};
 use belay_tests::expect::want;
 use belay_tests::fabric::{Fabric, ON_HOSTS, WITH_DEVICE};
@@ -203,6 +206,27 @@ fn comes_back_elsewhere(place: &Place, user: User, rng: &mut Rng) -> Result<(), 
                 },
             )?;
         }
+    }
+    Ok(())
+}
+
+/// Connections by librdmacm, in every state.
+fn managed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let swapped: &[_] = &[("host0", "host1"), ("host1", "host0")];
+    let merged: &[_] = &[("host1", "host0")];
+    let faults: &[_] = &["--roce", "latency_us=100", "jitter_us=200", "ack_drop=5", "retry_us=2000"];
+    for (options, moves) in [
+        (&[][..], [&[][..], swapped, merged]),
+        (&["--roce"], [merged, &[], swapped]),
+        (faults, [&[], merged, swapped]),
+    ] {
+        let port = pairs::free_port()?.to_string();
+        let words = ["verbs_cm", &port];
+        let case = Case {
+            moves,
+            ..Case::of(&words, options)
+        };
+        twice(place, user, rng, &case)?;
     }
     Ok(())
 }
@@ -437,51 +461,6 @@ fn locked(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// Both ends of a program of ibverbs-utils, as one job; `$2` is its port.
-const BOTH_ENDS: &str = "set -e; FAKE_VERBS_HOST=one $1 -p $2 & sleep 1; FAKE_VERBS_HOST=two $1 -p $2 127.0.0.1; wait $!";
-
-/// Debian's programs, killed in the middle, with all their messages in the end.
-fn pingpongs(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    for command in [
-        "ibv_rc_pingpong -n 60000 -c",
-        "ibv_rc_pingpong -n 60000 -N -e",
-        "ibv_uc_pingpong -n 60000 -c",
-        "ibv_srq_pingpong -n 60000 -e",
-    ] {
-        pingpong(place, user, rng, command).map_err(|e| format!("{command}: {e}"))?;
-    }
-    Ok(())
-}
-
-fn pingpong(place: &Place, user: User, rng: &mut Rng, command: &str) -> Result<(), Failure> {
-    let mut fabric = Fabric::new(place, "adapters-pingpong-fabric", user, &[])?;
-    let mut job = Job::new(place, "adapters-pingpong", user)?;
-    for (name, value) in fabric.environment() {
-        job.set(name, &value.display().to_string());
-    }
-    let port = TcpListener::bind("127.0.0.1:0")
-        .and_then(|l| l.local_addr())
-        .map_err(|e| e.to_string())?
-        .port();
-    let argv = ["sh", "-c", BOTH_ENDS, "-", command, &port.to_string()].map(str::to_owned);
-    job.launch(&["--config".into(), with_library(&job)?], &argv)?;
-    // Messages flow.
-    let end = Instant::now() + LIMIT;
-    while fabric.counter("messages")? < 1000 {
-        want(Instant::now() < end && !job.has_ended()?, || job.output_text())?;
-        rng.pause(10);
-    }
-    job.checkpoint()?;
-    rng.pause(20);
-    job.kill_all()?;
-    fabric.again(&[])?;
-    job.restart(&[])?;
-    let status = job.wait(LIMIT)?;
-    let said = job.output_text();
-    let ends = said.lines().filter(|l| l.starts_with("60000 iters")).count();
-    want(status.success() && ends == 2, || format!("{}: {said}", show(status)))
-}
-
 /// The compiler, the program, how it is started, and the transports of UCX.
 type Way<'a> = (Kind, &'a str, &'a [&'a str], &'a str);
 
@@ -574,7 +553,9 @@ fn main() {
     target.by_user("early", |_| true, |place, user, _| half_open(place, user, "early", 1));
     target.by_user("joined", |_| true, |place, user, _| half_open(place, user, "joined", 1));
     target.by_user("ports", |_| true, ports);
-    target.by_user("pingpongs", |_| true, pingpongs);
+    target.by_user("pingpongs", |_| true, pairs::pingpongs);
+    target.by_user("managed_pairs", |_| true, pairs::managed);
+    target.by_user("managed", |_| true, managed);
     // The device file takes root.
     target.by_user("mpi", |user| user == User::Root && am_root(), mpi);
     target.run();

@@ -251,6 +251,8 @@ fn main() {
         target.once(&format!("random::{name}"), move |p, r| random::faults(p, shape, r));
     }
     target.once("verbs", verbs::on_hosts);
+    target.once("verbs_managed", verbs::managed);
+    target.once("verbs_libfabric", verbs::libfabric);
     target.at_a_time(3);
     target.first(&["random", "hangs"]);
     target.run();
