@@ -310,6 +310,33 @@ fn rules(here: &Here) -> Result<(), Failure> {
     program(here, &fabric, &["verbs_offers", offered], &[])
 }
 
+/// Debian's programs that connect by librdmacm: with and without channels, and with own queue pairs.
+fn managed(here: &Here) -> Result<(), Failure> {
+    for options in [&[][..], &["--roce"]] {
+        let fabric = here.fabric("managed", options)?;
+        for (one, two) in [
+            ("ucmatose -b 127.0.0.1 -c 5", "ucmatose -s 127.0.0.1 -c 5"),
+            ("rdma_server", "rdma_client -s 127.0.0.1"),
+            ("rping -s -a 127.0.0.1 -q -C 5", "rping -c -a 127.0.0.1 -q -C 5 -V"),
+        ] {
+            let port = port();
+            let number = port.to_string();
+            let words = |line| -> Vec<&str> { str::split(line, ' ').chain(["-p", &number]).collect() };
+            let mut first = server(fabric.on("one", &words(one)), port)?;
+            let second = output(fabric.on("two", &words(two)), LIMIT);
+            if !second.as_ref().is_ok_and(|o| o.status.success()) {
+                let _ = first.kill();
+            }
+            let first = io("wait", first.wait_with_output())?;
+            let second = second?;
+            want(first.status.success() && second.status.success(), || {
+                format!("{one} {options:?}: {}\n{two}: {}", text(&first), text(&second))
+            })?;
+        }
+    }
+    Ok(())
+}
+
 const WITHOUT: &str = "-";
 
 /// The compiler, the program, how it is started, what the library is told, and the counter of what must have carried it.
@@ -399,5 +426,12 @@ fn main() {
             );
         }
     }
+    // Without belay's library the kernel is asked.
+    let preloaded = true;
+    target.by_user(
+        "library_managed",
+        |_| true,
+        move |place, user, _| managed(&Here { place, user, preloaded }),
+    );
     target.run();
 }
