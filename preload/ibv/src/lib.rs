@@ -1,5 +1,6 @@
-//! Types and constants of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44), as far as `preload/verbs` needs them. Names and layouts
-//! are those of the header, without the prefix; `tests/layout.rs` compares them with Debian's by compiling C.
+//! Types and constants of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44), as far as `preload/verbs` needs
+//! them. Names and layouts are those of the headers, without the prefix; `tests/layout.rs`
+//! compares them with Debian's by compiling C.
 //!
 //! Enumerations are numbers: what a program or a provider gives may be newer than this.
 #![allow(missing_docs)]
