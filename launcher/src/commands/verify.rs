@@ -134,6 +134,10 @@ pub(super) fn all(args: &cli::Target) -> Result<u8, Failure> {
 fn verdict(dir: &JobDir, (whole, of): (usize, usize), damage: Option<Failure>, unread: Option<Failure>) -> Result<u8, Failure> {
     let at = dir.shown();
     match (whole, damage, unread) {
+        (0, None, None) if parity::is_elsewhere(dir) => Err(Failure::new(
+            Exit::Incomplete,
+            format!("{at}: nothing could be read here: its checkpoints lie on the disks of its hosts; run belay verify there"),
+        )),
         (0, None, None) => Err(Failure::new(Exit::NoCheckpoint, format!("{at} holds no checkpoint"))),
         (_, None, None) => Ok(0),
         (_, None, Some(f)) => Err(Failure::new(f.exit, format!("not everything could be read: {f}"))),

@@ -296,6 +296,12 @@ fn little_changes(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
         o.status.code() == Some(88) && said.contains("what part 1, which ran on h"),
         || format!("export: {o:?}"),
     )?;
+    // Here lies nothing of it: that is no damage.
+    let o = output(job.command(5, &[&job.belay, "verify", &job.dir()]), LIMIT)?;
+    want(
+        o.status.code() == Some(88) && text(&o).contains("run belay verify there"),
+        || format!("verify on h5: {o:?}"),
+    )?;
     let mut number = 1;
     for (part, spare) in [(1, 5), (0, 6)] {
         for _ in 0..2 {
