@@ -361,7 +361,12 @@ impl JobDir {
             .ok_or_else(|| self.held(&file.holder()))
     }
 
-    /// The same, where whoever holds it is about to end, also where it answers still, or stands still: it has lost its root,
+    /// The job's lock, if nobody has it.
+    pub(crate) fn try_lock(&self) -> Result<Option<Lock>, Failure> {
+        LockFile::open(&self.dir, &self.path, LOCK)?.take()
+    }
+
+    /// As [`JobDir::lock`], where whoever holds it is about to end, also where it answers still, or stands still: it has lost its root,
     /// and ends when it notices. That is waited for, but no longer than `limit`.
     pub fn lock_after(&self, limit: Duration) -> Result<Lock, Failure> {
         let file = LockFile::open(&self.dir, &self.path, LOCK)?;

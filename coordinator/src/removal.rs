@@ -40,7 +40,7 @@ pub fn refuse_living(job: &JobDir) -> Result<(), Failure> {
             let at = job.shown();
             let who = part.holder().map_or_else(|| f.to_string(), |holder| holder.word);
             let why = format!(
-                "part {tag} of the job that was in {at} before still runs: {who}; end that process, and what it has started, or use \
+                "part {tag}: {who} still serves what has run in {at} before; end that process, and what it has started, or use \
                  another directory"
             );
             return Err(Failure::new(f.exit, why));
@@ -69,6 +69,21 @@ pub fn of_root(dir: &JobDir, keep: Option<u32>) -> Result<Gone, Failure> {
         record::remove_all(job)?;
     }
     record::tidy(job, job, true)?;
+    Ok(gone)
+}
+
+/// Removes what parts of the running job in `dir` have left which have ended, and do not tidy for themselves any more: the
+/// generations before the newest one of the root that are not `kept` there. `live` are the parts that are there; what else is
+/// in use is left for the next time.
+pub(crate) fn of_ended(dir: &JobDir, live: &BTreeSet<u64>, kept: &BTreeSet<u64>) -> Result<Gone, Failure> {
+    let mut gone = Gone::default();
+    let Some(newest) = kept.last() else { return Ok(gone) };
+    for tag in seat::tags(dir.path())?.difference(live) {
+        // One that cannot be tidied stands in nobody's way.
+        if let Err(error) = gone.add_ended(dir.path(), *tag, *newest, kept) {
+            tracing::warn!(part = tag, %error, "what a part that has ended has left stays");
+        }
+    }
     Ok(gone)
 }
 
@@ -147,6 +162,21 @@ impl Gone {
         self.remove(&gen, kept)?;
         self.collect(job, &part, all)?;
         record::tidy(job, part.path(), true)
+    }
+
+    /// See [`of_ended`].
+    fn add_ended(&mut self, job: &Path, tag: u64, newest: u64, kept: &BTreeSet<u64>) -> Result<(), Failure> {
+        let path = part_dir(job, tag);
+        let numbers = generations::numbers(&path.join("gen"))?;
+        let (old, new): (Vec<u64>, Vec<u64>) = numbers.into_iter().partition(|n| *n < newest);
+        if old.iter().all(|n| kept.contains(n)) {
+            return Ok(());
+        }
+        let part = JobDir::open(&path, Access::Own)?;
+        let Some(_lock) = part.try_lock()? else { return Ok(()) };
+        let stay: BTreeSet<u64> = kept.iter().copied().chain(new).collect();
+        self.remove(&part.generations(), &stay)?;
+        self.collect(job, &part, false)
     }
 
     /// Removes the generations in `gen` that are not `kept`.

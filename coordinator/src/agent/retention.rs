@@ -2,10 +2,12 @@
 
 use super::Agent;
 use crate::generations::{self, Generation};
-use crate::{tiers, Failure};
+use crate::redundancy::record;
+use crate::{removal, tiers, Failure};
 use belay_image::ImageError;
 use belay_storage::engine::Engine;
 use belay_storage::store;
+use std::collections::BTreeSet;
 
 impl Agent {
     /// Before a checkpoint: where a limit on storage would stand in its way, older generations go first, but never the
@@ -43,10 +45,32 @@ impl Agent {
         generations::give_up_fetches(&self.dir.generations())?;
         self.collect()?;
         self.tidy_redundancy()?;
+        self.tidy_parts()?;
         match self.description.limit() {
             Some(limit) => self.shrink_to(limit, &self.being_encoded()),
             None => Ok(()),
         }
+    }
+
+    /// At the root: what parts have left that have ended.
+    fn tidy_parts(&self) -> Result<(), Failure> {
+        let Some(nodes) = self.nodes.as_ref().filter(|n| !n.is_part()) else {
+            return Ok(());
+        };
+        let mut kept: BTreeSet<u64> = [self.pinned(), self.being_encoded()].concat().into_iter().collect();
+        kept.extend(record::numbers(self.dir.path())?);
+        // Without one of the root's nobody says what is old.
+        let own = generations::numbers(&self.dir.generations())?;
+        if own.is_empty() {
+            return Ok(());
+        }
+        kept.extend(own);
+        let live = nodes.rows().iter().map(|row| row.tag).collect();
+        let gone = removal::of_ended(&self.dir, &live, &kept)?;
+        if !gone.generations.is_empty() {
+            tracing::info!(generations = ?gone.generations, chunks = gone.chunks.chunks, "removed of parts that have ended");
+        }
+        Ok(())
     }
 
     /// While newer generations lie in memory, in part: the newest that does not. It is what a power cut would leave.

@@ -519,7 +519,7 @@ fn a_part_that_still_runs_keeps_others_out() {
     std::fs::write(part.join("lock"), "belay agent (process 7 on h2), serving").unwrap();
     let lock = std::fs::File::open(part.join("lock")).unwrap();
     lock.lock().unwrap();
-    let told = "before still runs: belay agent (process 7 on h2)";
+    let told = "part 1: belay agent (process 7 on h2) still serves";
     assert_failed(&s.belay(&["gc", "--all"]), 69, told);
     assert!(s.belay(&["list"]).status.success());
     assert_eq!(std::fs::read_dir(s.job().join("gen")).unwrap().count(), 1);

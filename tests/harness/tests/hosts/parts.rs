@@ -157,3 +157,48 @@ pub(super) fn damaged(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// One step on another host comes after the other: those that have ended keep no more checkpoints than the job does.
+pub(super) fn ended(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    const STEPS: usize = 3;
+    let mut job = Job::new(place, "hosts-ended", 2, 2)?.unhurried();
+    let program = job.program(place, "compute_mem")?;
+    job.options = vec!["--keep".into(), "2".into()];
+    let (go, beat) = (job.work.join("go"), job.work.join("beat"));
+    let (go, beat) = (go.display(), beat.display());
+    let script = format!(
+        "for n in 1 2 3; do ssh h2 \"BELAY_TEST_GO={go}.$n BELAY_TEST_BEAT={beat}.$n {program}\" || exit 1; done; \
+         while [ ! -e {go} ]; do n=$((n + 1)); echo $n > {beat}; sleep 0.05; done; echo PASS"
+    );
+    job.start_launch(&["sh", "-c", &script])?;
+    for step in 1..=STEPS {
+        job.progress_of(&format!("beat.{step}"))?;
+        job.checkpoint()?;
+        want(!names(&job, step, "gen").is_empty(), || {
+            format!("part {step} has no checkpoint")
+        })?;
+        io("let a step end", std::fs::write(format!("{go}.{step}"), ""))?;
+    }
+    job.progress()?;
+    for _ in 0..2 {
+        job.checkpoint()?;
+        // The root keeps the newest in which another part has taken part.
+        let kept = names(&job, 0, "gen");
+        want(kept.len() <= 3 && !kept.contains(&"000002".into()), || {
+            format!("the root keeps {kept:?}")
+        })?;
+        for step in 1..=STEPS {
+            let here = names(&job, step, "gen");
+            want(here.iter().all(|name| kept.contains(name)), || {
+                format!("part {step} has {here:?}, the root {kept:?}")
+            })?;
+        }
+    }
+    want([1, 2].iter().all(|step| names(&job, *step, "chunks").is_empty()), || {
+        "chunks of steps that have ended are left".into()
+    })?;
+    job.must(&["verify"])?;
+    job.crash();
+    job.restart(&[])?;
+    job.verdict()
+}
