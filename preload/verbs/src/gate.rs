@@ -92,38 +92,47 @@ impl Drop for Inside {
     }
 }
 
-/// A thread that is inside and may be called back by the real functions.
-///
-/// Many of these are where a thread that was told to (`pthread_cancel`) ends: not in the middle of it, with locks of this
-/// library, and inside for ever.
-pub(crate) struct Call {
-    _calling: Calling,
-    _inside: Inside,
-    cancelled: Int,
-}
-
 extern "C" {
     fn pthread_setcancelstate(new: Int, old: *mut Int) -> Int;
 }
 const CANCEL_DISABLE: Int = 1;
 
-impl Call {
-    pub(crate) fn enter() -> Self {
+/// A thread that does not end here although it was told to (`pthread_cancel`): not in the middle of something, with locks of
+/// this library.
+pub(crate) struct Whole(Int);
+
+impl Whole {
+    pub(crate) fn begin() -> Self {
         let mut cancelled = 0;
         // SAFETY: of the calling thread.
         unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut cancelled) };
-        Call {
-            _inside: Inside::enter(),
-            _calling: Calling::begin(),
-            cancelled,
-        }
+        Whole(cancelled)
     }
 }
 
-impl Drop for Call {
+impl Drop for Whole {
     fn drop(&mut self) {
         // SAFETY: as it was. It acts when the thread next comes where it may end.
-        unsafe { pthread_setcancelstate(self.cancelled, null_mut()) };
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// A thread that is inside and may be called back by the real functions. Many of these are where a thread that was told to
+/// ends: not in the middle of it, and inside for ever.
+pub(crate) struct Call {
+    _calling: Calling,
+    _inside: Inside,
+    _whole: Whole,
+}
+
+impl Call {
+    pub(crate) fn enter() -> Self {
+        let whole = Whole::begin();
+        Call {
+            _inside: Inside::enter(),
+            _calling: Calling::begin(),
+            _whole: whole,
+        }
     }
 }
 

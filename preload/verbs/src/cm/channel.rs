@@ -4,7 +4,8 @@ use super::id::{rdma_destroy_id, rdma_migrate_id};
 use super::progress::{advance, Advanced};
 use super::queue::{make_ready, to_error};
 use super::wire::{Kind, Message};
-use super::{adapter, refuse, Id, Manager, Stage, MANAGER};
+use super::{adapter, managing, refuse, Id, Manager, Stage};
+use crate::gate::Whole;
 use crate::shadow::{acknowledge, free, wait_readable};
 use belay_ibv::*;
 use std::collections::VecDeque;
@@ -156,8 +157,10 @@ pub(super) unsafe extern "C" fn rdma_get_cm_event(channel: *mut EventChannel, ev
     }
     let at = channel.cast::<Channel>();
     loop {
+        // An event that has been taken is told, or it would be waited for.
+        let whole = Whole::begin();
         let taken = {
-            let _manager = MANAGER.lock();
+            let _manager = managing();
             (*at).take()
         };
         if let Some(taken) = taken {
@@ -171,11 +174,12 @@ pub(super) unsafe extern "C" fn rdma_get_cm_event(channel: *mut EventChannel, ev
             }
             continue;
         }
-        let advanced = advance(&mut MANAGER.lock(), at);
+        let advanced = advance(&mut managing(), at);
         match advanced {
             Advanced::Somewhat => {}
             Advanced::Failed(error) => return refuse(error),
             Advanced::Nothing => {
+                drop(whole);
                 if wait_readable((*channel).fd) != 0 {
                     return -1;
                 }
@@ -241,7 +245,7 @@ pub(super) unsafe fn establish(id: &mut Id) -> Int {
         to_error(id);
         return -1;
     }
-    let _manager = MANAGER.lock();
+    let _manager = managing();
     let ready = Message::new(Kind::Ready, id.own, &[]).encode();
     match &id.socket {
         Some(socket) if id.stage == Stage::Answered => {

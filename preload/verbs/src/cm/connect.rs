@@ -6,7 +6,7 @@ use super::progress::{ended, hang_up, rejection, unreachable};
 use super::queue::{make_ready, to_error};
 use super::socket::Socket;
 use super::wire::{End, Kind, Message};
-use super::{refuse, Id, Source, Stage, MANAGER};
+use super::{managing, refuse, Id, Source, Stage};
 use belay_ibv::*;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ptr::null_mut;
@@ -110,8 +110,9 @@ unsafe extern "C" fn rdma_connect(id: *mut CmId, param: *mut ConnParam) -> Int {
     this.prefix.clear();
     this.request = Some(message);
     {
-        let mut manager = MANAGER.lock();
+        // Nobody else knows the socket yet.
         let begun = socket.connect(to);
+        let mut manager = managing();
         let fd = socket.fd();
         this.socket = Some(socket);
         this.stage = Stage::Connecting;
@@ -143,7 +144,7 @@ unsafe extern "C" fn rdma_listen(id: *mut CmId, backlog: Int) -> Int {
         return refuse(error);
     }
     let fd = socket.fd();
-    let mut manager = MANAGER.lock();
+    let mut manager = managing();
     this.token = manager.watch(&*this.channel(), fd, libc::EPOLLIN, Source::Listener(this));
     if this.token == 0 {
         return -1;
@@ -184,7 +185,7 @@ unsafe extern "C" fn rdma_accept(id: *mut CmId, param: *mut ConnParam) -> Int {
         return -1;
     }
     {
-        let mut manager = MANAGER.lock();
+        let mut manager = managing();
         let Some(socket) = this.socket.as_ref().filter(|_| this.stage == Stage::Requested) else {
             // Who has asked is gone, which is queued.
             return refuse(libc::EINVAL);
@@ -214,7 +215,7 @@ unsafe extern "C" fn rdma_reject(id: *mut CmId, data: *const Opaque, length: u8)
     if data.len() > REJECT_DATA {
         return refuse(libc::EINVAL);
     }
-    let mut manager = MANAGER.lock();
+    let mut manager = managing();
     match (&this.socket, this.stage) {
         (Some(socket), Stage::Requested | Stage::Answered) => {
             let _ = socket.send(&rejection(REJ_CONSUMER, data));
@@ -242,7 +243,7 @@ unsafe extern "C" fn rdma_establish(id: *mut CmId) -> Int {
 #[no_mangle]
 unsafe extern "C" fn rdma_notify(id: *mut CmId, event: u32) -> Int {
     let this = Id::of(id);
-    let mut manager = MANAGER.lock();
+    let mut manager = managing();
     if event == EVENT_COMM_EST && this.stage == Stage::Accepted {
         this.stage = Stage::Established;
         tell(&mut manager, Queued::plain(this, CM_ESTABLISHED, 0));
@@ -260,7 +261,7 @@ unsafe extern "C" fn rdma_disconnect(id: *mut CmId) -> Int {
         return -1;
     }
     {
-        let mut manager = MANAGER.lock();
+        let mut manager = managing();
         match this.stage {
             Stage::Asked | Stage::Answered | Stage::Accepted | Stage::Established => ended(&mut manager, this),
             Stage::Ended => {}

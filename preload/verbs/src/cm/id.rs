@@ -4,7 +4,7 @@ use super::channel::{rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_
 use super::progress::{fresh_psn, hang_up};
 use super::socket::{read_address, source_towards, write_address, Socket};
 use super::wire::End;
-use super::{adapter, refuse, Id, Manager, Options, Place, Stage, MANAGER};
+use super::{adapter, managing, refuse, Channel, Id, Manager, Options, Place, Source, Stage};
 use crate::shadow::{await_acknowledged, free, CONDITION, MUTEX};
 use belay_ibv::*;
 use libc::sockaddr;
@@ -131,7 +131,9 @@ impl Id {
             packet_life_time: super::queue::LIFE_TIME,
             ..PathRecord::default()
         };
-        let path = self.path.insert(Box::new(record));
+        // The program may have kept the address.
+        let path = self.path.get_or_insert_default();
+        **path = record;
         (self.base.route.path_rec, self.base.route.num_paths) = (&mut **path, 1);
     }
 
@@ -213,7 +215,7 @@ unsafe fn forget(manager: &mut Manager, id: *mut Id) {
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut CmId) -> Int {
     let at = id.cast::<Id>();
-    forget(&mut MANAGER.lock(), at);
+    forget(&mut managing(), at);
     if !(*id).event.is_null() {
         rdma_ack_cm_event((*id).event);
     }
@@ -299,7 +301,7 @@ pub(super) unsafe extern "C" fn rdma_resolve_addr(
         }
         None => (CM_ADDR_ERROR, -libc::ENODEV),
     };
-    tell(&mut MANAGER.lock(), Queued::plain(this, event, status));
+    tell(&mut managing(), Queued::plain(this, event, status));
     wait(id)
 }
 
@@ -310,7 +312,7 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(id: *mut CmId, _timeout_ms: I
         return refuse(libc::EINVAL);
     }
     this.stage = Stage::RouteResolved;
-    tell(&mut MANAGER.lock(), Queued::plain(this, CM_ROUTE_RESOLVED, 0));
+    tell(&mut managing(), Queued::plain(this, CM_ROUTE_RESOLVED, 0));
     wait(id)
 }
 
@@ -350,8 +352,8 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(id: *mut CmId, mut channel: *mut
     }
     let old = (*id).channel;
     let moved = {
-        let _manager = MANAGER.lock();
-        let (from, to) = (&mut *(*at).channel(), &mut *channel.cast::<super::Channel>());
+        let manager = managing();
+        let (from, to) = (&mut *(*at).channel(), &mut *channel.cast::<Channel>());
         let moved = match &(*at).socket {
             Some(socket) if (*at).token != 0 => {
                 let what = if (*at).stage == Stage::Connecting {
@@ -365,7 +367,26 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(id: *mut CmId, mut channel: *mut
             _ => true,
         };
         (*id).channel = channel;
-        from.extract(at).into_iter().for_each(|event| to.queue(event));
+        let shift = |from: &Channel, fd: i32, token: u64| {
+            from.watch(libc::EPOLL_CTL_DEL, fd, 0, 0);
+            to.watch(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, token);
+        };
+        // Who has connected to it goes with it, and the requests that have been made and that nobody has seen.
+        for token in manager.callers(at) {
+            if let Some(Source::Caller(caller)) = manager.sources.get(&token) {
+                shift(from, caller.socket.fd(), token);
+            }
+        }
+        let mut events = from.extract(at);
+        let asked: Vec<*mut Id> = events.iter().filter(|e| e.listener == at).map(|e| e.id).collect();
+        for new in asked {
+            if let Some(socket) = (*new).socket.as_ref().filter(|_| (*new).token != 0) {
+                shift(from, socket.fd(), (*new).token);
+            }
+            (*new).base.channel = channel;
+            events.append(&mut from.extract(new));
+        }
+        events.into_iter().for_each(|event| to.queue(event));
         moved
     };
     if !moved {

@@ -41,12 +41,14 @@ mod refused;
 mod socket;
 mod wire;
 
-use crate::lock::Lock;
+use crate::gate::Whole;
+use crate::lock::{Held, Lock};
 use adapter::Place;
 use belay_ibv::*;
 use channel::Channel;
 use socket::Socket;
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use wire::{End, Message};
 
 /// How far an identifier is.
@@ -161,12 +163,41 @@ const NONE: Manager = Manager {
     last: 0,
 };
 
-/// In the child of a fork, which has no identifiers of its own.
+/// The manager, for a thread that does not end meanwhile.
+struct Managing {
+    manager: Held<'static, Manager>,
+    _whole: Whole,
+}
+
+fn managing() -> Managing {
+    let whole = Whole::begin();
+    Managing {
+        manager: MANAGER.lock(),
+        _whole: whole,
+    }
+}
+
+impl Deref for Managing {
+    type Target = Manager;
+    fn deref(&self) -> &Manager {
+        &self.manager
+    }
+}
+
+impl DerefMut for Managing {
+    fn deref_mut(&mut self) -> &mut Manager {
+        &mut self.manager
+    }
+}
+
+/// In the child of a fork, which has no identifiers of its own. What it calls its sources is not what those of before are
+/// called, whose identifiers it may destroy.
 ///
 /// # Safety
 /// No other thread is there.
 pub(crate) unsafe fn after_fork() {
-    MANAGER.reset(NONE);
+    let last = MANAGER.peek().last;
+    MANAGER.reset(Manager { last, ..NONE });
 }
 
 /// Says why not.

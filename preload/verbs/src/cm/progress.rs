@@ -89,24 +89,38 @@ impl Manager {
     }
 }
 
-/// Takes who has connected to a listener. An error that will be there again at the next try.
+/// Takes who has connected to a listener, a limited number at a time. An error that will be there again at the next try.
 unsafe fn take_callers(manager: &mut Manager, listener: *mut Id) -> i32 {
-    loop {
+    for _ in 0..CALLERS {
         let Some(listening) = &(*listener).socket else { return 0 };
         match listening.accept() {
             Ok(socket) => welcome(manager, listener, socket),
-            Err(libc::EMFILE) => return libc::EMFILE,
-            Err(error @ (libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) => return error,
             Err(libc::EAGAIN) => return 0,
-            // Whoever it was is gone.
-            Err(_) => {}
+            // Whoever it was is gone, or the network said so (accept(2)).
+            Err(
+                libc::ECONNABORTED
+                | libc::EINTR
+                | libc::EPROTO
+                | libc::ENOPROTOOPT
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENONET
+                | libc::EOPNOTSUPP
+                | libc::ETIMEDOUT,
+            ) => {}
+            Err(error) => return error,
         }
     }
+    0
 }
 
 unsafe fn welcome(manager: &mut Manager, listener: *mut Id, socket: Socket) {
     let callers = manager.callers(listener);
     if callers.len() >= CALLERS {
+        // It may have spoken by now.
+        hear_caller(manager, callers[0]);
         manager.dismiss(callers[0]);
     }
     let fd = socket.fd();
@@ -116,7 +130,9 @@ unsafe fn welcome(manager: &mut Manager, listener: *mut Id, socket: Socket) {
         partial: Vec::new(),
     });
     // Where it cannot be watched, it is closed with what was to be kept.
-    manager.watch(&*(*listener).channel(), fd, libc::EPOLLIN, caller);
+    let token = manager.watch(&*(*listener).channel(), fd, libc::EPOLLIN, caller);
+    // Most have said what they want before they are taken.
+    hear_caller(manager, token);
 }
 
 /// The next message on a connection: none yet, or none ever.

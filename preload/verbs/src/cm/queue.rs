@@ -188,18 +188,22 @@ unsafe fn create_cqs(id: *mut CmId, send: u32, receive: u32) -> bool {
 
 unsafe fn destroy_cqs(id: *mut CmId) {
     let i = &mut *id;
-    for (cq, channel) in [
-        (&mut i.recv_cq, &mut i.recv_cq_channel),
-        (&mut i.send_cq, &mut i.send_cq_channel),
-    ] {
-        if !cq.is_null() {
-            ibv_destroy_cq(*cq);
-        }
-        if !channel.is_null() {
-            ibv_destroy_comp_channel(*channel);
-        }
-        (*cq, *channel) = (null_mut(), null_mut());
+    // A program may have set both to one.
+    let queues = [i.recv_cq, if i.send_cq == i.recv_cq { null_mut() } else { i.send_cq }];
+    let other = if i.send_cq_channel == i.recv_cq_channel {
+        null_mut()
+    } else {
+        i.send_cq_channel
+    };
+    let channels = [i.recv_cq_channel, other];
+    for cq in queues.into_iter().filter(|cq| !cq.is_null()) {
+        ibv_destroy_cq(cq);
     }
+    for channel in channels.into_iter().filter(|channel| !channel.is_null()) {
+        ibv_destroy_comp_channel(channel);
+    }
+    (i.recv_cq, i.send_cq) = (null_mut(), null_mut());
+    (i.recv_cq_channel, i.send_cq_channel) = (null_mut(), null_mut());
 }
 
 #[no_mangle]
