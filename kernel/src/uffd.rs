@@ -57,16 +57,27 @@ pub fn is_asynchronous() -> io::Result<bool> {
 /// Protects the page at `at` against writes, or ends that; `false` where its mapping is not registered with `uffd`.
 /// Nobody may write to a protected page: without asynchronous protection, who did would wait for ever.
 pub fn protect(uffd: BorrowedFd<'_>, at: u64, protected: bool) -> io::Result<bool> {
+    match write_protect(uffd, (at, PAGE), protected) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
+/// Takes all protection away from the registered range `start..end`. Kernels before 6.12.11, and before 6.10, leave some of an
+/// earlier registration where memory is moved, and where a userfaultfd is closed: pages that look protected and can be
+/// written without a trace (CVE-2025-21696, CVE-2024-36881).
+pub fn unprotect(uffd: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<()> {
+    write_protect(uffd, (start, end - start), false)
+}
+
+fn write_protect(uffd: BorrowedFd<'_>, (start, len): (u64, u64), protected: bool) -> io::Result<()> {
     let mut arg = WriteProtect {
-        start: at,
-        len: PAGE,
+        start,
+        len,
         mode: protected.into(),
     };
     // SAFETY: `arg` lives across the call and has the layout of `struct uffdio_writeprotect`.
-    match crate::check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut arg) }.into()) {
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-        done => done.map(|_| true),
-    }
+    crate::check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw mut arg) }.into()).map(drop)
 }
 
 /// Lets writes to `start..end` of the address space behind `uffd` be tracked. The range must not have holes.

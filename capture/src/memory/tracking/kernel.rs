@@ -123,6 +123,7 @@ pub(super) fn protect<'a>(uffd: &OwnedFd, task: i32, maps: impl Iterator<Item = 
                     continue;
                 }
                 uffd::register(uffd.as_fd(), map.start, map.end)?;
+                uffd::unprotect(uffd.as_fd(), map.start, map.end)?;
                 pagemap.protect(map.start, map.end, &mut found)?;
                 found.iter_mut().for_each(|r| r.2 = true);
             }
