@@ -81,10 +81,8 @@ unsafe fn leave_unchanged_out(t: *mut SnapshotTable) {
                 break;
             }
             let is_one = grow_around(start) == -ENOMEM;
-            if is_one {
-                syscall!(nr::MADVISE, start, end - start, MADV_DONTFORK);
-            }
-            if !is_one || grow_around(start) != -EFAULT {
+            let advised = is_one && syscall!(nr::MADVISE, start, end - start, MADV_DONTFORK) == 0;
+            if !advised || grow_around(start) != -EFAULT {
                 (*ranges.add(i))[1] = start;
             }
         }

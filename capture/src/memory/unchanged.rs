@@ -14,6 +14,7 @@ use crate::memory::mappings;
 use crate::memory::tracking::Wish;
 use crate::state::draft::Draft;
 use belay_abi::inject::MAX_UNCHANGED;
+use belay_kernel::guards::{self, Guards};
 use belay_kernel::proc::Map;
 use belay_kernel::spread;
 use std::collections::HashSet;
@@ -27,15 +28,19 @@ const WORTH: u64 = 2 * TABLE;
 /// Has `wishes` find out what is clean in the stopped processes of `drafts`; what their copies need not have of it.
 pub(crate) fn look(drafts: &[Draft], areas: &[Area], wishes: &mut [Wish]) -> Vec<Vec<[u64; 2]>> {
     let makers: HashSet<i32> = drafts.iter().map(|d| d.stat.ppid).collect();
+    let most = most_mappings();
     let all = drafts.iter().zip(areas).zip(wishes).collect();
     spread::each(all, |((draft, area), wish)| {
-        wish.look(draft.task, beside(draft, area));
+        // The others are never the copy's, and stored at once.
+        wish.look(draft.task, beside(draft, area).filter(|m| !mappings::not_for_child(m)));
         // The copies of processes that it has made are compared with its own (see `kin`). What is locked is unlocked in the
-        // copy by pieces (see `mlock`).
-        if makers.contains(&draft.pid) || draft.kib("VmLck") > 0 {
+        // copy by pieces (see `mlock`). A guard that looks like a clean page must be seen in the copy.
+        if makers.contains(&draft.pid) || draft.kib("VmLck") > 0 || guards::support() == Guards::Silent {
             return Vec::new();
         }
-        largest(runs(beside(draft, area), wish.clean()))
+        // Each is two mappings more for a moment, of which some are left for the program.
+        let room = most.saturating_sub(draft.maps.len() + 16) / 2;
+        largest(runs(beside(draft, area), wish.clean()), room.min(MAX_UNCHANGED))
     })
 }
 
@@ -62,10 +67,17 @@ fn runs<'a>(maps: impl Iterator<Item = &'a Map>, clean: &[(u64, u64)]) -> Vec<[u
     out
 }
 
-/// As many of `runs` as are left out at most: the largest, in ascending order.
-fn largest(mut runs: Vec<[u64; 2]>) -> Vec<[u64; 2]> {
+/// How many mappings a process may have.
+fn most_mappings() -> usize {
+    const USUAL: usize = 65530;
+    let told = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    told.and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL)
+}
+
+/// The `most` largest of `runs`, in ascending order.
+fn largest(mut runs: Vec<[u64; 2]>, most: usize) -> Vec<[u64; 2]> {
     runs.sort_unstable_by_key(|[start, end]| std::cmp::Reverse(end - start));
-    runs.truncate(MAX_UNCHANGED);
+    runs.truncate(most);
     runs.sort_unstable();
     runs
 }
@@ -97,7 +109,7 @@ mod tests {
     #[test]
     fn of_many_runs_the_largest_are_left_out() {
         let all: Vec<[u64; 2]> = (1..=300).map(|i| [i * 1000 * M, i * 1000 * M + (4 + i) * M]).collect();
-        let some = largest(all.clone());
+        let some = largest(all.clone(), MAX_UNCHANGED);
         assert_eq!(some, all[300 - MAX_UNCHANGED..]);
     }
 }

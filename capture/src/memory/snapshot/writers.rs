@@ -2,7 +2,7 @@
 
 use super::{Child, Progress, Written, PAGE};
 use crate::memory::control::{self, Work};
-use crate::memory::copy::{may_write, SnapshotChild};
+use crate::memory::copy::{covers, may_write, SnapshotChild};
 use crate::memory::later;
 use crate::memory::looks;
 use crate::memory::mappings::{self, Identities};
@@ -321,7 +321,7 @@ impl Child {
             return Ok((None, Spared::default()));
         };
         let task = self.task;
-        let spared = later.wait(ranges, &|| proc::stat(task).is_ok());
+        let spared = later.wait(ranges, &|| proc::born(task).is_some());
         let mut left_out = later.left_out();
         self.read_for(child, session, &later::rest(ranges, &spared), table, progress)?;
         if spared == Spared::default() {
@@ -350,7 +350,8 @@ impl Child {
                 ..*r
             }));
         }
-        for (start, end) in ranges {
+        // What is stored whole, because its file is gone, is not stored twice.
+        for (start, end) in ranges.iter().filter(|r| !covers(&self.gone, r.0)) {
             extents::within(old, *start, *end, table);
             session.stats.clean += (end - start) / PAGE;
         }
