@@ -366,8 +366,8 @@ impl JobDir {
         LockFile::open(&self.dir, &self.path, LOCK)?.take()
     }
 
-    /// As [`JobDir::lock`], where whoever holds it is about to end, also where it answers still, or stands still: it has lost its root,
-    /// and ends when it notices. That is waited for, but no longer than `limit`.
+    /// As [`JobDir::lock`], where whoever holds it is about to end, also where it answers still, or stands still: it has lost
+    /// its root, and ends when it notices. That is waited for, but no longer than `limit`.
     pub fn lock_after(&self, limit: Duration) -> Result<Lock, Failure> {
         let file = LockFile::open(&self.dir, &self.path, LOCK)?;
         file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
