@@ -37,6 +37,9 @@ pub fn refuse_living(job: &JobDir) -> Result<(), Failure> {
             opened => opened?,
         };
         if let Err(f) = part.lock() {
+            if f.exit != Exit::AlreadyRunning {
+                return Err(Failure::new(f.exit, format!("part {tag}: {f}")));
+            }
             let at = job.shown();
             let who = part.holder().map_or_else(|| f.to_string(), |holder| holder.word);
             let why = format!(

@@ -116,11 +116,6 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<Row>, Failure> {
     Ok(document::read(dir, FILE, MAX_BYTES)?.unwrap_or_default())
 }
 
-/// The parts that generation `dir` of the root has, each with the host on which it ran.
-pub fn parts_of(dir: &Path) -> Result<Vec<(u64, String)>, Failure> {
-    Ok(read_listed(dir)?.into_iter().map(|row| (row.tag, row.on)).collect())
-}
-
 /// The same; refused where the generation had parts, and the file is missing.
 pub(crate) fn read_listed(dir: &Path) -> Result<Vec<Row>, Failure> {
     let rows = read(dir)?;
@@ -128,4 +123,9 @@ pub(crate) fn read_listed(dir: &Path) -> Result<Vec<Row>, Failure> {
         return Err(ImageError::damaged(&dir.join(FILE), "missing").into());
     }
     Ok(rows)
+}
+
+/// The parts that generation `dir` of the root has, each with the host on which it ran.
+pub fn parts_of(dir: &Path) -> Result<Vec<(u64, String)>, Failure> {
+    Ok(read_listed(dir)?.into_iter().map(|row| (row.tag, row.on)).collect())
 }
