@@ -1,24 +1,22 @@
 //! Guard regions (`madvise(MADV_GUARD_INSTALL)`, Linux 6.13): pages in the middle of a mapping that nobody may touch.
 //! They take no mapping of their own, so only the page table knows of them.
 
-use std::os::unix::fs::FileExt;
+use crate::pagemap;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 /// Makes a guard region.
 pub const INSTALL: i32 = 102;
 const PAGE: usize = 4096;
-/// Bit of an entry of `/proc/PID/pagemap`.
-const GUARD: u64 = 1 << 58;
 
 /// What this kernel knows of guard regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guards {
     /// It has none.
     None,
-    /// It has them and tells where (Linux 6.15).
+    /// It has them, and a scan of the page table tells where (Linux 6.16).
     Told,
-    /// It has them and tells nobody: such a page looks like one that is swapped out, and cannot be read.
+    /// It has them, and a scan does not tell: such a page looks like one that is swapped out, and cannot be read.
     Silent,
 }
 
@@ -38,14 +36,12 @@ fn probe() -> std::io::Result<Guards> {
     }
     // SAFETY: our own mapping, which nobody touches.
     let installed = unsafe { libc::madvise(page, PAGE, INSTALL) } == 0;
-    let mut entry = [0; 8];
-    let read =
-        std::fs::File::open("/proc/self/pagemap").and_then(|f| f.read_exact_at(&mut entry, (page as usize / PAGE * 8) as u64));
+    let told = installed && pagemap::scan_tells_guard(page as u64);
     // SAFETY: our own mapping, not used any more.
     unsafe { libc::munmap(page, PAGE) };
     Ok(match installed {
         false => Guards::None,
-        true if read.is_ok() && u64::from_le_bytes(entry) & GUARD != 0 => Guards::Told,
+        true if told => Guards::Told,
         true => Guards::Silent,
     })
 }
