@@ -370,7 +370,15 @@ impl JobDir {
     /// its root, and ends when it notices. That is waited for, but no longer than `limit`.
     pub fn lock_after(&self, limit: Duration) -> Result<Lock, Failure> {
         let file = LockFile::open(&self.dir, &self.path, LOCK)?;
-        file.take_within(limit)?.ok_or_else(|| self.held(&file.holder()))
+        file.take_within(limit)?.ok_or_else(|| {
+            let (at, holder) = (self.shown(), file.holder().word);
+            let why = format!(
+                "{at} is in use: {holder} has lost its root, and has not ended within {} s; if it is suspended, continue it \
+                 (kill -CONT), else end it (kill -9); then restart",
+                limit.as_secs()
+            );
+            Failure::new(Exit::AlreadyRunning, why)
+        })
     }
 
     /// The lock of whoever moves chunks here from other hosts for a restart, which holds the other lock; waits for it,

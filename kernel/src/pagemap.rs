@@ -395,7 +395,9 @@ fn frame(entry: u64) -> Option<u64> {
 /// Whether a scan by this kernel tells that the page at `at` of this process is a guard. Linux 6.15 has a bit for it in
 /// `/proc/PID/pagemap`, but refuses (EINVAL) a scan that asks.
 pub(crate) fn scan_tells_guard(at: u64) -> bool {
-    let Ok(file) = File::open("/proc/self/pagemap") else { return false };
+    let Ok(file) = File::open("/proc/self/pagemap") else {
+        return false;
+    };
     let mut regions = [Region::default()];
     let mut arg = scan_arg(at, at + PAGE, &mut regions);
     arg.return_mask = PAGE_IS_GUARD;

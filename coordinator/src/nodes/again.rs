@@ -21,6 +21,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long it waits for one of before, on a host that is lost: a shared file system keeps locks of such hosts for a
 /// while (NFSv4: 90 s).
 pub const LOCK_LIMIT: Duration = Duration::from_secs(150);
+/// The same where somebody is waiting for the restart: an agent notices within 11 s that its root's host is gone.
+pub const LOCK_LIMIT_BY_HAND: Duration = Duration::from_secs(20);
 
 /// The command line, for the shell of another host, that makes it a part of the job in `dir`; one that several tasks of
 /// an `srun` execute has a tag for each.

@@ -5,7 +5,7 @@ use crate::cli::Agent;
 use crate::logging;
 use belay_coordinator::agent::Setup;
 use belay_coordinator::jobdir::{Access, Description, JobDir, Lock};
-use belay_coordinator::nodes::again::LOCK_LIMIT;
+use belay_coordinator::nodes::again::{LOCK_LIMIT, LOCK_LIMIT_BY_HAND};
 use belay_coordinator::nodes::{is_daemon, Nodes};
 use belay_coordinator::redundancy::{local, record};
 use belay_coordinator::tiers::gather;
@@ -30,11 +30,11 @@ fn restart_part(args: &Agent, number: u64) -> Result<End, Failure> {
     sys::close_inherited();
     let dir = JobDir::open(&args.dir, Access::Own)?;
     let mut description = dir.description()?;
-    let lock = if args.ends_with_root {
-        dir.lock_after(LOCK_LIMIT)?
-    } else {
-        dir.lock()?
-    };
+    // The root has its lock: whoever holds this one has no root any more.
+    let lock = dir.lock_after(match args.ends_with_root {
+        true => LOCK_LIMIT,
+        false => LOCK_LIMIT_BY_HAND,
+    })?;
     logging::start(&dir, &description.log_level)?;
     let job = args.dir.parent().and_then(Path::parent).unwrap_or(&args.dir);
     record::drop_uncommitted(job, &dir.generations(), number)?;

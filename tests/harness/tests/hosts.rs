@@ -430,7 +430,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 52] = [
+    let tests: [(&str, Run); 54] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -481,6 +481,8 @@ fn main() {
         ("parts::gc", parts::gc),
         ("parts::damaged", parts::damaged),
         ("parts::ended", parts::ended),
+        ("parts::unaware", parts::unaware),
+        ("parts::suspended", parts::suspended),
         ("durable", durable::directory),
         ("durable_objects", durable::objects),
         ("durable_server_lost", durable::server_lost),

@@ -202,3 +202,52 @@ pub(super) fn ended(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.restart(&[])?;
     job.verdict()
 }
+
+/// A job whose root's host has died, and whose agent on the other host stands still, so that it does not know; its PIDs.
+fn rootless(place: &Place, label: &str) -> Result<(Job, Vec<i32>), Failure> {
+    let mut job = Job::new(place, label, 2, 3)?.unhurried();
+    let program = job.program(place, "compute_mem")?;
+    let beat = job.work.join("beat").display().to_string();
+    let go = job.work.join("go").display().to_string();
+    let remote = format!("BELAY_TEST_GO={go} BELAY_TEST_BEAT={beat} exec {program}");
+    job.start_launch(&["ssh", "h2", &remote])?;
+    job.progress()?;
+    job.checkpoint()?;
+    let agents = job.hosts.find(2, "belay agent");
+    want(!agents.is_empty(), || "there is no agent on h2".into())?;
+    agents.iter().for_each(|pid| signal(*pid, libc::SIGSTOP));
+    job.hosts.kill_host(1);
+    job.end()?;
+    job.at = vec![3, 2];
+    Ok((job, agents))
+}
+
+/// A part whose agent of before has not noticed yet that its root is gone waits for its end.
+pub(super) fn unaware(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let (mut job, agents) = rootless(place, "hosts-unaware")?;
+    job.start_restart()?;
+    // Until the new part asks for the lock.
+    let new = |job: &Job| job.hosts.find(2, "belay agent").len() > agents.len();
+    job.comes_true("a new part", || new(&job))?;
+    std::thread::sleep(Duration::from_secs(2));
+    want(!job.has_ended()?, || format!("the restart does not wait: {}", job.said()))?;
+    belay_tests::beat::forget(&job.work.join("beat"))?;
+    agents.iter().for_each(|pid| signal(*pid, libc::SIGCONT));
+    job.progress()?;
+    job.verdict()
+}
+
+/// One whose agent of before stands still is not waited for for ever: the message says what to do, and that works.
+pub(super) fn suspended(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let (mut job, agents) = rootless(place, "hosts-suspended")?;
+    job.start_restart()?;
+    let status = job.end()?;
+    let told = ["has lost its root", "on h2)", "kill -CONT"];
+    want(
+        status.code() == Some(82) && told.iter().all(|t| job.said().contains(t)),
+        || format!("{}: {}", show(status), job.said()),
+    )?;
+    agents.iter().for_each(|pid| signal(*pid, libc::SIGCONT));
+    job.restart_at(&[])?;
+    job.verdict()
+}
