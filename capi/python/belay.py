@@ -14,7 +14,7 @@
     with step:
         ...                                    # reads a, and overwrites b
 
-Needs libbelay.so.0, and nothing else. An error is an OSError with the number and the words of the library.
+Needs libbelay.so.0, which a wheel brings with it, and nothing else. An error is an OSError with the number and the words of the library.
 """
 
 import ctypes
@@ -64,8 +64,17 @@ class _Use(ctypes.Structure):
     ]
 
 
+def _find():
+    try:
+        # A part of this program that is not in Python has it already: what both declare must come to the same one.
+        return ctypes.CDLL("libbelay.so.0", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        brought = os.path.join(os.path.dirname(os.path.abspath(__file__)), "belay.libs", "libbelay.so.0")
+        return ctypes.CDLL(brought if os.path.exists(brought) else "libbelay.so.0")
+
+
 def _load():
-    library = ctypes.CDLL("libbelay.so.0")
+    library = _find()
     library.belay_error.restype = ctypes.c_char_p
     p = ctypes.POINTER
     for name, answer, arguments in [

@@ -206,16 +206,47 @@ fn rpm(place: &Place) -> Result<(), Failure> {
     want(left.is_empty(), || format!("the removed package has left {left:?}"))
 }
 
+/// What pip has installed from the wheel finds its library beside itself, and goes through a history.
+fn whl(place: &Place) -> Result<(), Failure> {
+    let job = Job::new(place, "whl", User::Root)?;
+    let wheel = package("whl", &job.work)?;
+    let to = job.work.join("site").display().to_string();
+    let install = [
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--disable-pip-version-check",
+        "--no-compile",
+        "--target",
+        &to,
+        &wheel,
+    ];
+    run(&[&["env", "PIP_ROOT_USER_ACTION=ignore", "python3"][..], &install].concat())?;
+    let script = "import array, belay, sys\n\
+        a = array.array('d', bytes(80000))\n\
+        with belay.History('h', sys.argv[1], host_bytes=1 << 20, keep=belay.UNTIL_READ) as h:\n\
+        \x20   h.region(0, a)\n\
+        \x20   for step in range(50): a[9] = step; h.put(step)\n\
+        \x20   for step in reversed(range(50)): h.get(step); assert a[9] == step\n\
+        print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libbelay' in line})";
+    let (path, here) = (format!("PYTHONPATH={to}"), job.work.display().to_string());
+    let said = run(&["env", "-u", "LD_LIBRARY_PATH", &path, "python3", "-c", script, &here])?;
+    want(said.trim() == format!("{to}/belay.libs/libbelay.so.0"), || {
+        format!("its library: {said}")
+    })
+}
+
 fn main() {
     // The job runs as the harness's own user.
     if !runner::users().contains(&User::Root) {
-        println!("\ntest result: ok. 0 passed; 0 failed; 2 ignored (packages are tested by root)");
+        println!("\ntest result: ok. 0 passed; 0 failed; 3 ignored (packages are tested by root)");
         return;
     }
     let mut target = Target::new("package", &["fault_target"]);
     let has =
         |program: &str| std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).is_file()));
-    let tests: [(&str, &str, Test); 2] = [("deb", "dpkg-deb", deb), ("rpm", "rpmbuild", rpm)];
+    let tests: [(&str, &str, Test); 3] = [("deb", "dpkg-deb", deb), ("rpm", "rpmbuild", rpm), ("whl", "python3", whl)];
     for (name, program, test) in tests {
         if has(program) {
             target.once(name, move |place, _| test(place));
