@@ -3,6 +3,7 @@
 
 use crate::agent::{Agent, Fallback, Setup};
 use crate::nodes::prefix;
+use crate::nodes::remote::SPANK;
 use crate::relay::{Channel, Message};
 use crate::sys::{self, Disposition, SignalFd, SignalSet};
 use crate::{front, Failure};
@@ -104,8 +105,13 @@ fn run_agent(
         // SAFETY is no question: as below.
         std::env::set_var(FROM, from.as_os_str());
     }
-    if let Some(path) = agent.path_for_command() {
+    // Slurm's plugin makes no other belay of what is called in this job (scripts/site/spank_belay.c).
+    if std::env::var_os(SPANK).is_some() {
         // SAFETY is no question: there is one thread.
+        std::env::set_var(SPANK, "off");
+    }
+    if let Some(path) = agent.path_for_command() {
+        // SAFETY is no question: as above.
         std::env::set_var("PATH", path);
         let plain = prefix::plain(Path::new(OsStr::from_bytes(argv[0].as_bytes())), &prefix::own);
         if let Some(plain) = plain {

@@ -59,28 +59,29 @@ int slurm_spank_init(spank_t spank, int count, char **words) {
     return 0;
 }
 
-/* Which option the word of a command line is, where that is one of ours, perhaps shortened; whether its value is in the next word. */
-static int option_of(const char *word, bool *takes) {
-    const char *equals = strchr(word, '=');
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
-    *takes = !equals;
-    if (length < sizeof("--ckpt-") || strncmp(word, "--", 2))
-        return OPTIONS;
-    int i = 0;
-    while (i < OPTIONS && strncmp(word + 2, options[i].name, length - 2))
-        i++;
-    return i;
-}
+/* The words of this process, each with its NUL; how many bytes. */
+static char text[MOST_BYTES];
 
-/* Executes belay with the words of this process, without our options, behind it. Returns only to say that it cannot. */
-static void become(const char *belay) {
-    static char text[MOST_BYTES];
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+static size_t read_words(void) {
     size_t bytes = 0;
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     for (ssize_t n = 1; file >= 0 && n > 0 && bytes < sizeof text - 1; bytes += n > 0 ? (size_t)n : 0)
         n = read(file, text + bytes, sizeof text - 1 - bytes);
     if (file >= 0)
         close(file);
+    return bytes;
+}
+
+/* Whether it is the one by which salloc starts a shell in the allocation: what is called there is to be saved, not the shell. */
+static bool is_shell(size_t bytes) {
+    for (const char *word = text + strlen(text) + 1; word < text + bytes && *word == '-'; word += strlen(word) + 1)
+        if (!strcmp(word, "--interactive"))
+            return true;
+    return false;
+}
+
+/* Executes belay with the words of this process behind it; it leaves our options out. Returns only to say that it cannot. */
+static void become(const char *belay, size_t bytes) {
     size_t count = 0;
     unsigned hash = 2166136261u;
     for (size_t i = 0; i < bytes; i++) {
@@ -115,18 +116,8 @@ static void become(const char *belay) {
     words[at++] = "--";
     /* Not by the path with which it may have been called: belay follows it by its name. */
     words[at++] = "srun";
-    int left[OPTIONS] = {options[INTERVAL].said, options[DIRECTORY].said};
-    for (const char *word = text + strlen(text) + 1; word < text + bytes; word += strlen(word) + 1) {
-        bool takes;
-        int option = option_of(word, &takes);
-        /* Those behind the ones that srun has found are the program's. */
-        if (option < OPTIONS && left[option]-- > 0) {
-            if (takes)
-                word += strlen(word) + 1;
-            continue;
-        }
+    for (const char *word = text + strlen(text) + 1; word < text + bytes; word += strlen(word) + 1)
         words[at++] = word;
-    }
     setenv("BELAY_SPANK", "off", 1);
     execvp(belay, (char *const *)words);
     slurm_error("belay: execute %s: %s", belay, strerror(errno));
@@ -152,7 +143,10 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char **words) {
     /* Slurm passes what was said to sbatch on to each srun of the job, also to belay's own. */
     if (where != S_CTX_LOCAL || (state && !strcmp(state, "off")) || !(said || (state && !strcmp(state, "on"))))
         return 0;
-    become(belay);
+    size_t bytes = read_words();
+    if (is_shell(bytes))
+        return 0;
+    become(belay, bytes);
     /* A job that was to be saved must not run unsaved. */
     exit(127);
 }

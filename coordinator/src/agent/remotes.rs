@@ -2,7 +2,8 @@
 
 use super::Agent;
 use crate::clients::ClientId;
-use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Remote, RemoteShell};
+use crate::nodes::path::STANDINS;
+use crate::nodes::remote::{descriptors_of, end_standin, run_errand, shell_code, Life, Like, Remote, RemoteShell};
 use crate::nodes::{again, Nodes};
 use crate::{sys, Failure};
 use belay_kernel::proc::born;
@@ -32,11 +33,15 @@ impl Agent {
     /// restarted stand-in could not.
     pub(super) fn ask_outside(&mut self, id: ClientId, (program, words): (String, Vec<String>), output: i32) {
         let standin = self.clients.pid(id);
-        let path = std::env::var_os("PATH").unwrap_or_default();
+        let standins = self.dir.path().join(STANDINS);
         let run = || {
             let fail = |e| Failure::system("take the stand-in's descriptors", &e);
             let [output, error] = descriptors_of(standin, [output, 2]).map_err(fail)?;
-            run_errand((&program, &words), standin, (output, error), &path)
+            let like = Like {
+                pid: standin,
+                standins: &standins,
+            };
+            run_errand((&program, &words), like, (output, error))
         };
         let Some(nodes) = self.nodes.as_mut().filter(|n| !n.is_part()) else {
             return self.fail(
@@ -48,6 +53,10 @@ impl Agent {
         match run() {
             Ok(child) => {
                 tracing::info!(program, standin, pid = child.id(), "run for a stand-in");
+                self.news.push(News::Shell(Shell {
+                    pid: child.id().cast_signed(),
+                    standin,
+                }));
                 let tag = nodes.next_tag();
                 let remote = Remote {
                     words: RemoteShell::errand(&program),
@@ -88,8 +97,12 @@ impl Agent {
         let tags: Vec<u64> = (first..first + words.parts()).collect();
         nodes.listen_for_parts()?;
         let command = again::agent_command(self.dir.path(), nodes, &tags, &words, &words.program_words())?;
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut child = Some(words.spawn(&command, (Some(stdio), Some(standin)), &path)?);
+        let standins = self.dir.path().join(STANDINS);
+        let like = Like {
+            pid: standin,
+            standins: &standins,
+        };
+        let mut child = Some(words.spawn(&command, (Some(stdio), Some(like)))?);
         // Its number was perhaps another's.
         nodes.starters.retain(|s| s.standin != standin);
         self.news.extend(child.as_ref().map(|shell| {

@@ -79,7 +79,6 @@ impl Nodes {
         let mut nodes = Self::root_of(key, config)?;
         nodes.listen_for_parts()?;
         nodes.restarts = restarts;
-        let path = std::env::var_os("PATH").unwrap_or_default();
         let places = hosts_of(rows, hosts, stored);
         for (at, leader) in rows.iter().enumerate() {
             let group: Vec<(usize, &Row)> = rows.iter().enumerate().filter(|(_, r)| r.first() == leader.first()).collect();
@@ -91,7 +90,7 @@ impl Nodes {
             let mut words = leader.words.clone();
             words.elsewhere(&places, group.len());
             let command = agent_command(dir.path(), &nodes, &tags, &words, &format!("--generation {number}"))?;
-            let shell = words.spawn(&command, (None, None), &path)?;
+            let shell = words.spawn(&command, (None, None))?;
             nodes.starters.push(Starter::of(shell, leader.standin, words.host.clone())?);
             for tag in tags {
                 let remote = Remote {

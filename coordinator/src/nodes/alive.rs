@@ -114,11 +114,10 @@ fn rows_of(dir: &JobDir, number: u64) -> Result<Vec<Row>, Failure> {
 
 /// Those of `hosts` on which the remote shell that `words` calls executes a command.
 fn answering(words: &RemoteShell, hosts: &[String]) -> Result<Vec<String>, Failure> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
     let distinct: BTreeSet<&String> = hosts.iter().collect();
     let mut asked = Vec::new();
     for host in distinct {
-        asked.push((host, words.to(host).spawn("exit 0", (None, None), &path)?));
+        asked.push((host, words.to(host).spawn("exit 0", (None, None))?));
     }
     let (begin, mut alive) = (Instant::now(), BTreeSet::new());
     for (host, mut child) in asked {

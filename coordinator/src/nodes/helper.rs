@@ -40,9 +40,8 @@ impl Helper {
         let (said, out) = pipes()?;
         let errors = io::stderr().as_fd().try_clone_to_owned();
         let errors = errors.map_err(|e| Failure::system("pass standard error on", &e))?;
-        let path = std::env::var_os("PATH").unwrap_or_default();
         let stdio = [input, out.into(), errors];
-        let child = shell_to(rows, host).spawn(&command(words)?, (Some(stdio), None), &path)?;
+        let child = shell_to(rows, host).spawn(&command(words)?, (Some(stdio), None))?;
         Ok(Self {
             host: host.into(),
             child,

@@ -1,6 +1,6 @@
 //! PATH of a job whose remote shells are stood in for.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// Directory of the stand-ins for remote shells.
@@ -11,6 +11,12 @@ pub(crate) fn find(name: &str, standins: &Path) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let mut dirs = std::env::split_paths(&path).filter(|d| d != standins);
     dirs.find_map(|d| Some(d.join(name)).filter(|p| p.is_file()))
+}
+
+/// PATH `path` without the directory of stand-ins.
+pub(crate) fn without(path: &OsStr, standins: &Path) -> OsString {
+    let dirs = std::env::split_paths(path).filter(|d| d != standins);
+    std::env::join_paths(dirs).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The value of PATH for the command of the job in `job` whose remote shells are stood in for.

@@ -1,9 +1,10 @@
 //! A part on another host, as the root knows it, and the remote shell that has started it.
 
+use super::path;
 use super::srun::{Srun, SRUN};
 use crate::shell::quote;
 use crate::{sys, Failure};
-use belay_kernel::proc::born;
+use belay_kernel::proc::{born, Status};
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -13,11 +14,28 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Options of ssh and rsh that take a value.
-const WITH_VALUE: &str = "BbcDEeFIiJLlmOopQRSWw";
+/// Options of ssh and rsh that take a value, in the same word or the next one.
+const WITH_VALUE: &str = "BbcDEeFIiJLlmOoPpQRSWw";
+
+/// The variable by which Slurm's plugin (scripts/site/spank_belay.c) knows an `srun` of belay's own.
+pub(crate) const SPANK: &str = "BELAY_SPANK";
 
 /// In place of a host, where Slurm chooses one.
 const NODES_OF_SRUN: &str = "the nodes of srun";
+
+/// How many of `words`, which belong to a remote shell, are options.
+fn options_end(words: &[String]) -> usize {
+    let mut at = 0;
+    let letters = |at: usize| words.get(at)?.strip_prefix('-').filter(|l| !["", "-"].contains(l));
+    while let Some(letters) = letters(at) {
+        // `-p 22` takes the next word, and so does `-qp 22`; `-qp22` does not.
+        let takes = letters
+            .find(|c| WITH_VALUE.contains(c))
+            .is_some_and(|n| n + 1 == letters.len());
+        at += 1 + usize::from(takes);
+    }
+    at.min(words.len())
+}
 
 /// A remote shell's command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,16 +67,16 @@ impl RemoteShell {
                 tasks: s.tasks,
             });
         }
-        let mut at = 0;
-        while let Some(word) = words.get(at).filter(|w| w.starts_with('-') && w.len() > 1) {
-            // `-p 22` takes the next word, `-p22` does not.
-            let takes = word.len() == 2 && WITH_VALUE.contains(&word[1..]);
-            at += 1 + usize::from(takes);
-        }
-        let (host, command) = words.get(at..)?.split_first()?;
+        let end = ["--".to_owned()];
+        let (before, rest) = words.split_at(options_end(words));
+        let (rest, has_ended) = rest.strip_prefix(&end).map_or((rest, false), |rest| (rest, true));
+        let (host, rest) = rest.split_first()?;
+        // As `ssh` does, which takes more options behind the host.
+        let (behind, command) = rest.split_at(if has_ended { 0 } else { options_end(rest) });
+        let command = command.strip_prefix(&end).filter(|_| !has_ended).unwrap_or(command);
         (!command.is_empty()).then(|| Self {
             program: program.to_owned(),
-            options: words[..at].to_vec(),
+            options: [before, behind].concat(),
             host: host.clone(),
             command: command.join(" "),
             tasks: 0,
@@ -78,7 +96,7 @@ impl RemoteShell {
     /// What the agent of a part executes.
     pub(crate) fn program_words(&self) -> String {
         match self.tasks {
-            0 => format!("-- sh -c {}", quote(&self.command)),
+            0 => format!("--by-shell -- {}", quote(&self.command)),
             _ => format!("-- {}", self.command),
         }
     }
@@ -112,15 +130,12 @@ impl RemoteShell {
         shell
     }
 
-    /// Runs `command` on the host, with these for standard input, output and error; an `srun` has the environment of
-    /// process `like`, or this one's.
-    pub(crate) fn spawn(
-        &self,
-        command: &str,
-        (stdio, like): (Option<[OwnedFd; 3]>, Option<i32>),
-        path: &OsString,
-    ) -> Result<Child, Failure> {
+    /// Runs `command` on the host, with these for standard input, output and error, and `like` a process or this one.
+    pub(crate) fn spawn(&self, command: &str, (stdio, like): (Option<[OwnedFd; 3]>, Option<Like<'_>>)) -> Result<Child, Failure> {
         let mut c = Command::new(&self.program);
+        if let Some(like) = like {
+            like.prepare(&mut c);
+        }
         c.args(&self.options);
         if self.tasks == 0 {
             c.arg(&self.host).arg(command);
@@ -129,14 +144,8 @@ impl RemoteShell {
             // lost has its processors until Slurm gives it up.
             c.args(["/bin/sh", "-c", command])
                 .env("SLURM_CPU_BIND", "quiet,none")
-                .env("SLURM_OVERLAP", "1");
-        }
-        if let Some(like) = like.filter(|_| self.tasks > 0) {
-            run_like(&mut c, like);
-        }
-        if self.tasks > 0 {
-            // See scripts/site/spank_belay.c: this one is belay's own.
-            c.env("BELAY_SPANK", "off");
+                .env("SLURM_OVERLAP", "1")
+                .env(SPANK, "off");
         }
         if stdio.is_some() && like.is_none() {
             // Belay reads what it prints.
@@ -148,7 +157,7 @@ impl RemoteShell {
             Some([input, output, error]) => c.stdin(input).stdout(output).stderr(error),
             None => c.stdin(Stdio::null()),
         };
-        start_beside(c, path).map_err(|e| Failure::new(Exit::System, format!("start {} to {}: {e}", self.program, self.host)))
+        start_beside(c).map_err(|e| Failure::new(Exit::System, format!("start {} to {}: {e}", self.program, self.host)))
     }
 
     /// Something else that is run for a stand-in: it leads to no part.
@@ -163,26 +172,27 @@ impl RemoteShell {
     }
 }
 
-/// Runs `program` with `words` and the environment of process `like`, what it prints going to `output` and its errors to `error`.
+/// Runs `program` with `words`, `like` a process; what it prints going to `output` and its errors to `error`.
 pub(crate) fn run_errand(
     (program, words): (&str, &[String]),
-    like: i32,
+    like: Like<'_>,
     (output, error): (OwnedFd, OwnedFd),
-    path: &OsString,
 ) -> Result<Child, Failure> {
     let mut c = Command::new(program);
-    run_like(&mut c, like);
-    c.args(words).env("BELAY_SPANK", "off");
+    like.prepare(&mut c);
+    c.args(words).env(SPANK, "off");
     c.stdin(Stdio::null()).stdout(output).stderr(error);
-    start_beside(c, path).map_err(|e| Failure::system(format!("start {program}"), &e))
+    start_beside(c).map_err(|e| Failure::system(format!("start {program}"), &e))
 }
 
 /// Starts a child that is no part of the job.
-fn start_beside(mut c: Command, path: &OsString) -> std::io::Result<Child> {
-    c.env("PATH", path).process_group(0);
-    // SAFETY: the closure makes one system call on its own memory.
+fn start_beside(mut c: Command) -> std::io::Result<Child> {
+    // SAFETY: the closure makes system calls on its own memory only.
     unsafe {
         c.pre_exec(|| {
+            // In the terminal's session it would be stopped when it asks for a password or reads what is typed, as the
+            // stand-in is in the foreground.
+            rustix::process::setsid()?;
             // The agent takes signals through a descriptor; the child takes them as usual.
             sys::SignalSet::of([]).set_mask();
             sys::Disposition::set_default(libc::SIGPIPE);
@@ -193,12 +203,30 @@ fn start_beside(mut c: Command, path: &OsString) -> std::io::Result<Child> {
     c.spawn()
 }
 
-/// Lets `c` run with the environment and in the directory of process `like`.
-fn run_like(c: &mut Command, like: i32) {
-    c.env_clear().envs(environment_of(like));
-    // By its name, of which `srun` tells the other nodes.
-    if let Ok(at) = std::fs::read_link(format!("/proc/{like}/cwd")) {
-        c.current_dir(at);
+/// A process of the job: what is run for it has its environment, as far as belay has not put something there, and its
+/// directory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Like<'a> {
+    pub(crate) pid: i32,
+    /// The directory of stand-ins, which is in its PATH.
+    pub(crate) standins: &'a Path,
+}
+
+impl Like<'_> {
+    fn prepare(self, c: &mut Command) {
+        c.env_clear().envs(environment_of(self.pid).into_iter().map(|(name, value)| {
+            let value = if name == "PATH" {
+                path::without(&value, self.standins)
+            } else {
+                value
+            };
+            (name, value)
+        }));
+        // By its name, of which `srun` tells the other nodes.
+        let at = std::fs::read_link(format!("/proc/{}/cwd", self.pid));
+        if let Some(at) = at.ok().filter(|at| at.is_dir()) {
+            c.current_dir(at);
+        }
     }
 }
 
@@ -297,10 +325,18 @@ pub(crate) fn shell_code(status: i32) -> i32 {
 /// Marks the value of the signal that ends a stand-in; the rest is its exit status.
 pub(crate) const FAREWELL: i32 = 0x5_0000;
 
+/// The signal: one that is not lost behind others of its kind.
+pub(crate) fn farewell_signal() -> i32 {
+    libc::SIGRTMIN()
+}
+
 /// Lets the stand-in end with this exit status.
 pub(crate) fn end_standin(standin: i32, code: i32) {
+    // One that an earlier belay has started, before a restart, waits for another signal, and does not ignore this one.
+    let ignored = Status::read(standin).ok().and_then(|s| s.hex("SigIgn"));
+    let waits = ignored.is_some_and(|i| i & 1 << (farewell_signal() - 1) != 0);
     let farewell = sys::Signal {
-        number: libc::SIGUSR1,
+        number: if waits { farewell_signal() } else { libc::SIGUSR1 },
         code: libc::SI_QUEUE,
         value: FAREWELL | code,
     };
@@ -323,5 +359,22 @@ mod tests {
         assert_eq!(parse("-p22 n2 ls").unwrap().host, "n2");
         assert_eq!(parse("n2"), None);
         assert_eq!(parse("-x"), None);
+        assert_eq!(parse("-p"), None);
+        for (line, options, command) in [
+            ("-qp 22 n2 cmd", "-qp 22", "cmd"),
+            ("-qoBatchMode=yes n2 cmd -x", "-qoBatchMode=yes", "cmd -x"),
+            ("-P tag n2 cmd", "-P tag", "cmd"),
+            ("-q n2 -l me -n cmd -x", "-q -l me -n", "cmd -x"),
+            ("-q n2 -- cmd", "-q", "cmd"),
+            ("-q -- n2 -x", "-q", "-x"),
+        ] {
+            let s = parse(line).unwrap();
+            let expected = (options, "n2", command);
+            assert_eq!(
+                (s.options.join(" ").as_str(), s.host.as_str(), s.command.as_str()),
+                expected,
+                "{line}"
+            );
+        }
     }
 }

@@ -6,66 +6,202 @@
 /// Its name.
 pub(crate) const SRUN: &str = "srun";
 
-/// Long options without a value in a word of its own.
-const FLAGS: [&str; 29] = [
+/// Long options without a value. (What an option takes is as in `srun(1)` of Slurm 22.05 to 25.11.)
+const ALONE: [&str; 29] = [
+    "async",
+    "consolidate-segments",
     "contiguous",
+    "debugger-test",
     "disable-status",
     "exact",
-    "exclusive",
     "help",
     "hold",
-    "immediate",
     "interactive",
-    "kill-on-bad-exit",
     "label",
     "multi-prog",
     "no-allocate",
-    "no-kill",
     "overcommit",
-    "overlap",
     "oversubscribe",
+    "parsable",
     "preserve-env",
-    "propagate",
-    "pty",
     "quiet",
     "quit-on-interrupt",
     "reboot",
-    "resv-ports",
     "spread-job",
+    "spread-segments",
+    "stepmgr",
+    "test-only",
     "unbuffered",
     "usage",
     "use-min-nodes",
     "verbose",
     "version",
+    "whole",
 ];
-/// Short ones.
-const SHORT_FLAGS: &str = "EHIKOQVXZhklsuv";
-/// The long names of those that are understood.
-const LETTERS: [(&str, &str); 19] = [
-    ("D", "chdir"),
-    ("E", "preserve-env"),
-    ("K", "kill-on-bad-exit"),
-    ("N", "nodes"),
-    ("O", "overcommit"),
-    ("Q", "quiet"),
-    ("W", "wait"),
-    ("X", "disable-status"),
-    ("c", "cpus-per-task"),
-    ("e", "error"),
-    ("i", "input"),
-    ("k", "no-kill"),
-    ("m", "distribution"),
-    ("n", "ntasks"),
-    ("o", "output"),
-    ("r", "relative"),
-    ("u", "unbuffered"),
-    ("w", "nodelist"),
-    ("x", "exclude"),
+/// Those whose value, if there is one, is in the same word.
+const ATTACHED: [&str; 16] = [
+    "bcast",
+    "compress",
+    "exclusive",
+    "external-launcher",
+    "immediate",
+    "kill-on-bad-exit",
+    "nice",
+    "no-kill",
+    "oom-kill-step",
+    "overlap",
+    "propagate",
+    "pty",
+    "resv-ports",
+    "send-libs",
+    "wait-for-children",
+    "x11",
+];
+/// Those that can be meant where a name is shortened, beside these and the ones with a letter. All others have a value, as
+/// have those that are not known (of plugins).
+const VALUED: [&str; 80] = [
+    "accel-bind",
+    "acctg-freq",
+    "autocomplete",
+    "bb",
+    "bbf",
+    "bcast-exclude",
+    "ckpt-dir",
+    "ckpt-interval",
+    "cluster",
+    "cluster-constraint",
+    "comment",
+    "container",
+    "container-id",
+    "context",
+    "cores-per-socket",
+    "cpu-bind",
+    "cpu-freq",
+    "cpu_bind",
+    "cpus-per-gpu",
+    "deadline",
+    "delay-boot",
+    "epilog",
+    "export",
+    "extra",
+    "gid",
+    "gpu-bind",
+    "gpu-freq",
+    "gpus-per-node",
+    "gpus-per-socket",
+    "gpus-per-task",
+    "gres",
+    "gres-flags",
+    "het-group",
+    "hint",
+    "ignore-signals",
+    "jobid",
+    "mail-type",
+    "mail-user",
+    "mcs-label",
+    "mem",
+    "mem-bind",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "mem-update",
+    "mincpus",
+    "mpi",
+    "msg-timeout",
+    "network",
+    "ntasks-per-core",
+    "ntasks-per-gpu",
+    "ntasks-per-node",
+    "ntasks-per-socket",
+    "ntasks-per-tres",
+    "open-mode",
+    "pack-group",
+    "power",
+    "prefer",
+    "priority",
+    "profile",
+    "prolog",
+    "reservation",
+    "resources",
+    "runtime",
+    "segment",
+    "signal",
+    "slurmd-debug",
+    "sockets-per-node",
+    "switches",
+    "task-epilog",
+    "task-prolog",
+    "tasks-per-node",
+    "thread-spec",
+    "threads-per-core",
+    "time-min",
+    "tmp",
+    "treewidth",
+    "tres-bind",
+    "tres-per-task",
+    "uid",
+    "wckey",
+];
+/// All letters, with the long names of the same options.
+const LETTERS: [(char, &str); 42] = [
+    ('A', "account"),
+    ('B', "extra-node-info"),
+    ('C', "constraint"),
+    ('D', "chdir"),
+    ('E', "preserve-env"),
+    ('F', "nodefile"),
+    ('G', "gpus"),
+    ('H', "hold"),
+    ('I', "immediate"),
+    ('J', "job-name"),
+    ('K', "kill-on-bad-exit"),
+    ('L', "licenses"),
+    ('M', "clusters"),
+    ('N', "nodes"),
+    ('O', "overcommit"),
+    ('Q', "quiet"),
+    ('S', "core-spec"),
+    ('T', "threads"),
+    ('V', "version"),
+    ('W', "wait"),
+    ('X', "disable-status"),
+    ('Z', "no-allocate"),
+    ('b', "begin"),
+    ('c', "cpus-per-task"),
+    ('d', "dependency"),
+    ('e', "error"),
+    ('h', "help"),
+    ('i', "input"),
+    ('k', "no-kill"),
+    ('l', "label"),
+    ('m', "distribution"),
+    ('n', "ntasks"),
+    ('o', "output"),
+    ('p', "partition"),
+    ('q', "qos"),
+    ('r', "relative"),
+    ('s', "oversubscribe"),
+    ('t', "time"),
+    ('u', "unbuffered"),
+    ('v', "verbose"),
+    ('w', "nodelist"),
+    ('x', "exclude"),
 ];
 /// Of these there is no process, or not one of the given program for each task.
 const NOT_OURS: [&str; 5] = ["multi-prog", "pty", "help", "usage", "version"];
+/// What decides how many tasks there are by what the nodes have.
+const OF_NODES: [&str; 7] = [
+    "cores-per-socket",
+    "extra-node-info",
+    "nodefile",
+    "ntasks-per-gpu",
+    "ntasks-per-tres",
+    "sockets-per-node",
+    "threads-per-core",
+];
+/// Tasks of one `srun` that are followed, at most: each is named in the command line of all.
+const MAX_TASKS: u32 = 16_384;
 /// What another allocation changes.
-const PLACE: [&str; 5] = ["nodes", "ntasks", "ntasks-per-node", "nodelist", "jobid"];
+const PLACE: [&str; 6] = ["nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "nodelist", "jobid"];
 /// What else says where tasks go, and counts no longer where that is known of each.
 const CHOICE: [&str; 8] = [
     "contiguous",
@@ -78,7 +214,7 @@ const CHOICE: [&str; 8] = [
     "use-min-nodes",
 ];
 
-/// One option: its long name where it has one that matters here, its value, and its words.
+/// One option: its long name where it has one, its value, and its words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Opt {
     pub(super) name: String,
@@ -86,15 +222,52 @@ pub(super) struct Opt {
     pub(super) words: Vec<String>,
 }
 
-impl Opt {
-    /// Whether it may be several in one word, of which only the first is understood.
-    pub(super) fn is_cluster(&self) -> bool {
-        let word = self.words.first().map_or("", String::as_str);
-        let flags = word
-            .strip_prefix('-')
-            .filter(|w| w.len() > 1 && !w.starts_with(['-', 'K', 'I']));
-        flags.is_some_and(|w| w.starts_with(|c| SHORT_FLAGS.contains(c)))
+/// The name that `name` is short for, if it is so for one only.
+fn completed(name: &str) -> &str {
+    let lettered = LETTERS.iter().map(|(_, name)| name);
+    let mut all: Vec<&str> = ALONE
+        .iter()
+        .chain(&ATTACHED)
+        .chain(&VALUED)
+        .chain(lettered)
+        .copied()
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    let mut meant = all.iter().filter(|known| known.starts_with(name));
+    match (all.contains(&name), meant.next(), meant.next()) {
+        (false, Some(one), None) => one,
+        _ => name,
     }
+}
+
+/// The options in a word of letters, and whether the last one takes the word `next`; none for one that is not known.
+fn lettered(word: &str, next: Option<&String>) -> Option<(Vec<Opt>, bool)> {
+    let mut found = Vec::new();
+    for (at, letter) in word.char_indices().skip(1) {
+        let (_, name) = LETTERS.iter().find(|(l, _)| *l == letter)?;
+        let rest = &word[at + 1..];
+        let mut option = Opt {
+            name: (*name).to_owned(),
+            value: None,
+            words: vec![format!("-{letter}")],
+        };
+        if ALONE.contains(name) {
+            found.push(option);
+            continue;
+        }
+        let takes = rest.is_empty() && !ATTACHED.contains(name);
+        if takes {
+            option.words.push(next?.clone());
+            option.value = next.cloned();
+        } else if !rest.is_empty() {
+            option.words[0].push_str(rest);
+            option.value = Some(rest.to_owned());
+        }
+        found.push(option);
+        return Some((found, takes));
+    }
+    Some((found, false))
 }
 
 /// The options before the command, and the command.
@@ -106,24 +279,22 @@ pub(super) fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
             at += 1;
             break;
         }
-        let (name, attached, takes) = if let Some(long) = word.strip_prefix("--") {
-            let (name, value) = long.split_once('=').map_or((long, None), |(n, v)| (n, Some(v)));
-            (name.to_owned(), value, value.is_none() && !FLAGS.contains(&name))
-        } else {
-            let letter = word.get(1..2)?;
-            let name = LETTERS.iter().find(|(l, _)| *l == letter).map_or(letter, |(_, name)| name);
-            let value = word.get(2..).filter(|v| !v.is_empty());
-            (name.to_owned(), value, value.is_none() && !SHORT_FLAGS.contains(letter))
+        let Some(long) = word.strip_prefix("--") else {
+            let (letters, takes) = lettered(word, words.get(at + 1))?;
+            options.extend(letters);
+            at += 1 + usize::from(takes);
+            continue;
         };
+        let (name, attached) = long.split_once('=').map_or((long, None), |(n, v)| (n, Some(v)));
+        let name = completed(name);
+        let takes = attached.is_none() && !ALONE.contains(&name) && !ATTACHED.contains(&name);
         let end = at + 1 + usize::from(takes);
-        let value = if takes {
-            words.get(at + 1).cloned()
-        } else {
-            attached.map(str::to_owned)
-        };
         options.push(Opt {
-            name,
-            value,
+            name: name.to_owned(),
+            value: match takes {
+                true => words.get(at + 1).cloned(),
+                false => attached.map(str::to_owned),
+            },
             words: words.get(at..end)?.to_vec(),
         });
         at = end;
@@ -131,9 +302,47 @@ pub(super) fn split(words: &[String]) -> Option<(Vec<Opt>, &[String])> {
     Some((options, words.get(at..).filter(|c| !c.is_empty())?))
 }
 
-/// Whether each task is a process of the program that is named.
-pub(super) fn starts_tasks(options: &[Opt]) -> bool {
-    !options.iter().any(|o| NOT_OURS.contains(&o.name.as_str()))
+/// Whether each task is a process of the program that is named. Behind a colon another one is, with options of its own.
+pub(super) fn starts_tasks(options: &[Opt], command: &[String]) -> bool {
+    !options.iter().any(|o| NOT_OURS.contains(&o.name.as_str())) && !command.iter().any(|word| word == ":")
+}
+
+fn said<'a>(options: &'a [Opt], name: &str) -> Option<&'a str> {
+    options.iter().rev().find(|o| o.name == name)?.value.as_deref()
+}
+
+fn number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|n| *n > 0)
+}
+
+/// How many tasks `srun` starts where its options do not say it themselves; `variable` is its environment. None where that
+/// depends on what nodes there are.
+fn tasks_of(options: &[Opt], variable: &dyn Fn(&str) -> Option<String>) -> Option<u32> {
+    let said = |name| said(options, name).map(str::to_owned);
+    let is_laid_out = said("distribution").or_else(|| variable("SLURM_DISTRIBUTION"));
+    let is_laid_out = is_laid_out.is_some_and(|d| d.starts_with("arbitrary")) || variable("SLURM_HOSTFILE").is_some();
+    if is_laid_out || options.iter().any(|o| OF_NODES.contains(&o.name.as_str())) {
+        return None;
+    }
+    let nodes = said("nodes");
+    let each = said("ntasks-per-node").or_else(|| said("tasks-per-node"));
+    let each = each.or_else(|| variable("SLURM_NTASKS_PER_NODE"));
+    let allocated = variable("SLURM_NTASKS").or_else(|| variable("SLURM_NPROCS"));
+    if let Some(allocated) = allocated.filter(|_| nodes.is_none() || each.is_none()) {
+        return number(&allocated);
+    }
+    let named = said("nodelist").filter(|_| nodes.is_none());
+    let nodes = match named {
+        Some(list) if list.contains(['[', '/']) => return None,
+        Some(list) => distinct(&list.split(',').collect::<Vec<_>>()).len().to_string(),
+        None => nodes
+            .or_else(|| variable("SLURM_JOB_NUM_NODES"))
+            .unwrap_or_else(|| "1".into()),
+    };
+    match each {
+        Some(each) => number(nodes.split('-').next()?)?.checked_mul(number(&each)?),
+        None => number(&nodes),
+    }
 }
 
 /// What a command line of `srun` starts.
@@ -152,15 +361,12 @@ impl Srun {
     /// Understands `words` (without the program); none for what starts no tasks, and where their number is not told.
     pub(crate) fn parse(words: &[String]) -> Option<Self> {
         let (options, command) = split(words)?;
-        if !starts_tasks(&options) {
+        if !starts_tasks(&options, command) {
             return None;
         }
-        let value = |name: &str| options.iter().rev().find(|o| o.name == name)?.value.clone();
-        let number = |name: &str| value(name).and_then(|v| v.parse::<u32>().ok()).filter(|n| *n > 0);
-        let by_nodes = || Some(number("nodes")? * number("ntasks-per-node").unwrap_or(1));
         Some(Self {
-            tasks: number("ntasks").or_else(by_nodes)?,
-            nodes: value("nodelist"),
+            tasks: said(&options, "ntasks").and_then(number).filter(|n| *n <= MAX_TASKS)?,
+            nodes: said(&options, "nodelist").map(str::to_owned),
             options: options.iter().flat_map(|o| o.words.clone()).collect(),
             command: command.to_vec(),
         })
@@ -179,9 +385,9 @@ pub(crate) fn names_nodes(options: &[String]) -> bool {
 }
 
 /// Each of `hosts` once.
-pub(crate) fn distinct<'a>(hosts: &[&'a String]) -> Vec<&'a str> {
+pub(crate) fn distinct<T: AsRef<str>>(hosts: &[T]) -> Vec<&str> {
     let mut seen = Vec::new();
-    for host in hosts.iter().map(|h| h.as_str()) {
+    for host in hosts.iter().map(AsRef::as_ref) {
         if !seen.contains(&host) {
             seen.push(host);
         }
@@ -225,9 +431,22 @@ pub(crate) fn elsewhere(options: &[String], hosts: &[&String], tasks: usize) -> 
     new
 }
 
-/// The words of `srun`, with the number of tasks that the allocation says where they do not.
-pub(crate) fn with_tasks(mut words: Vec<String>, allocated: Option<String>) -> Vec<String> {
-    if let (None, Some(tasks)) = (Srun::parse(&words), allocated) {
+/// The words of `srun` without the options of belay's plugin (scripts/site/spank_belay.c), which has heard them.
+pub(crate) fn without_own(words: Vec<String>) -> Vec<String> {
+    let is_own = |o: &Opt| ["ckpt-dir", "ckpt-interval"].contains(&o.name.as_str());
+    match split(&words) {
+        Some((options, command)) if options.iter().any(is_own) => {
+            let others = options.into_iter().filter(|o| !is_own(o)).flat_map(|o| o.words);
+            others.chain(["--".to_owned()]).chain(command.iter().cloned()).collect()
+        }
+        _ => words,
+    }
+}
+
+/// The words of `srun`, with the number of tasks where they do not say it, and `variable`, its environment, does.
+pub(crate) fn with_tasks(mut words: Vec<String>, variable: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    let tasks = split(&words).filter(|(options, _)| said(options, "ntasks").is_none());
+    if let Some(tasks) = tasks.and_then(|(options, _)| tasks_of(&options, variable)) {
         words.insert(0, format!("--ntasks={tasks}"));
     }
     words
@@ -283,11 +502,81 @@ mod tests {
     fn the_number_of_tasks_must_be_known() {
         assert_eq!(parse("./program"), None);
         assert_eq!(parse("-n2 --pty sh"), None);
-        assert_eq!(parse("-N2 --ntasks-per-node=3 -l ./program").unwrap().tasks, 6);
-        assert_eq!(
-            with_tasks(words("-l ./program"), Some("4".into())),
-            words("--ntasks=4 -l ./program")
-        );
-        assert_eq!(with_tasks(words("-n2 x"), Some("4".into())), words("-n2 x"));
+        assert_eq!(parse("-n16385 ./program"), None);
+        for (line, variables, tasks) in [
+            ("./program", &[][..], Some(1)),
+            ("-n3 ./program", &[("SLURM_NTASKS", "4")], Some(3)),
+            (
+                "-l ./program",
+                &[("SLURM_NTASKS", "4"), ("SLURM_JOB_NUM_NODES", "2")],
+                Some(4),
+            ),
+            ("-l ./program", &[("SLURM_JOB_NUM_NODES", "2")], Some(2)),
+            ("-N2 ./program", &[("SLURM_NTASKS", "4")], Some(4)),
+            ("-N2 --ntasks-per-node=3 ./program", &[("SLURM_NTASKS", "4")], Some(6)),
+            (
+                "--tasks-per-node 3 ./program",
+                &[("SLURM_NTASKS", "4"), ("SLURM_JOB_NUM_NODES", "2")],
+                Some(4),
+            ),
+            ("-N2 ./program", &[("SLURM_NTASKS_PER_NODE", "2")], Some(4)),
+            ("-N2-4 --ntasks-per-node=2 ./program", &[], Some(4)),
+            ("-N2-4 ./program", &[], None),
+            ("-w n1,n2,n1 ./program", &[], Some(2)),
+            ("-w n[1-2] ./program", &[], None),
+            ("-m arbitrary -w n1,n2 ./program", &[("SLURM_NTASKS", "4")], None),
+            ("--ntasks-per-gpu=2 ./program", &[], None),
+            ("-N65536 --ntasks-per-node=65536 ./program", &[], None),
+        ] {
+            let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
+            let said = with_tasks(words(line), &variable);
+            assert_eq!(Srun::parse(&said).map(|s| s.tasks), tasks, "{line} {variables:?}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_read_as_by_getopt() {
+        for (line, options) in [
+            ("-ln 4 ./p -x", "-l -n 4"),
+            ("-ln4 ./p -x", "-l -n4"),
+            ("-lK0 -n 4 ./p -x", "-l -K0 -n 4"),
+            ("-K -n 4 ./p -x", "-K -n 4"),
+            ("--nice -n 4 ./p -x", "--nice -n 4"),
+            (
+                "--nice=5 --compress --x11 --send-libs -n4 ./p -x",
+                "--nice=5 --compress --x11 --send-libs -n4",
+            ),
+            ("--unbuf --ntask=4 ./p -x", "--unbuf --ntask=4"),
+            ("--unbuf -n4 --of-a-plugin 3 ./p -x", "--unbuf -n4 --of-a-plugin 3"),
+            ("-p debug -n4 --gres gpu:1 ./p -x", "-p debug -n4 --gres gpu:1"),
+        ] {
+            let s = parse(line);
+            // A name that is short for several is none.
+            if line.contains("--ntask=4") {
+                assert_eq!(s, None);
+                continue;
+            }
+            let s = s.unwrap();
+            assert_eq!(
+                (s.tasks, s.options, s.command),
+                (4, words(options), words("./p -x")),
+                "{line}"
+            );
+        }
+        // It is not known whether this letter takes a value, and who these programs are.
+        assert_eq!(parse("-y -n4 ./p"), None);
+        assert_eq!(parse("-n1 ./a : -n2 ./b"), None);
+        let said = "--ckpt-interval 10m -ln4 --ckpt-d=x python --ckpt-dir out";
+        assert_eq!(without_own(words(said)), words("-l -n4 -- python --ckpt-dir out"));
+        assert_eq!(without_own(words("-n4 ./p --ckpt-dir=out")), words("-n4 ./p --ckpt-dir=out"));
+        assert_eq!(completed("unbuf"), "unbuffered");
+        assert_eq!(completed("nodes"), "nodes");
+        assert_eq!(completed("nod"), "nod");
+        let known = ALONE.iter().chain(&ATTACHED).chain(&VALUED);
+        assert!(known.clone().all(|name| completed(name) == *name));
+        assert!(known
+            .clone()
+            .enumerate()
+            .all(|(at, name)| !known.clone().skip(at + 1).any(|n| n == name)));
     }
 }

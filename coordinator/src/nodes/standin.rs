@@ -3,7 +3,7 @@
 //! process; after a restart the agent knows it by its PID, and the shell is another.
 
 use super::path::{find, STANDINS};
-use super::remote::{RemoteShell, FAREWELL};
+use super::remote::{farewell_signal, RemoteShell, FAREWELL};
 use super::srun::SRUN;
 use super::step::{self, Outside, Plan};
 use crate::jobdir::JobDir;
@@ -51,8 +51,9 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     let program = program.display().to_string();
     let mut words = words.to_vec();
     if name == SRUN {
+        words = super::srun::without_own(words);
         match step::plan(&program, words, standins, &Errands { dir })? {
-            Plan::Follow(same) => words = super::srun::with_tasks(same, std::env::var("SLURM_NTASKS").ok()),
+            Plan::Follow(same) => words = super::srun::with_tasks(same, &|name| std::env::var(name).ok()),
             Plan::Become(mut launcher) => {
                 let error = launcher.exec();
                 return Err(Failure::system(
@@ -70,23 +71,38 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     let signals = all_signals();
     signals.block();
     Disposition::set_default(libc::SIGCHLD);
+    Disposition::set_ignored(farewell_signal());
     let request = Request::RemoteStart { program, words };
     ask(dir, &request)?;
     farewell(dir, &signals)
 }
 
 fn all_signals() -> SignalSet {
-    SignalSet::of((1..32).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s)))
+    let usual = (1..32).filter(|s| ![libc::SIGKILL, libc::SIGSTOP].contains(s));
+    SignalSet::of(usual.chain([farewell_signal()]))
 }
 
-/// Waits to be told how what was asked for has ended, which signals are passed on to.
+/// Signals that a remote shell passes on or ends by.
+const PASSED: [i32; 7] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGALRM,
+];
+
+/// Waits to be told how what was asked for has ended, which signals are passed on to. (A signal that is blocked is kept also
+/// when it is ignored; that it is tells the agent that it is waited for.)
 fn farewell(dir: &Path, signals: &SignalSet) -> Result<u8, Failure> {
     loop {
         let Some(signal) = sys::wait_for(signals) else { continue };
-        if signal.number == libc::SIGUSR1 && signal.code == libc::SI_QUEUE && signal.value & !0xff == FAREWELL {
-            return Ok(u8::try_from(signal.value & 0xff).unwrap_or(u8::MAX));
-        }
-        if matches!(signal.number, libc::SIGHUP | libc::SIGINT | libc::SIGQUIT | libc::SIGTERM) {
+        if signal.number == farewell_signal() {
+            if signal.code == libc::SI_QUEUE && signal.value & !0xff == FAREWELL {
+                return Ok(u8::try_from(signal.value & 0xff).unwrap_or(u8::MAX));
+            }
+        } else if PASSED.contains(&signal.number) {
             ask(dir, &Request::RemoteSignal { signal: signal.number })?;
         }
     }
@@ -103,6 +119,7 @@ impl Outside for Errands<'_> {
         let mut said = sys::memory_file("belay-said").map_err(fail)?;
         let signals = all_signals();
         let (mask, chld) = (signals.block(), Disposition::set_default(libc::SIGCHLD));
+        let own = Disposition::set_ignored(farewell_signal());
         let request = Request::RemoteAsk {
             program: program.to_owned(),
             words: words.to_vec(),
@@ -110,6 +127,7 @@ impl Outside for Errands<'_> {
         };
         let status = ask(self.dir, &request).and_then(|()| farewell(self.dir, &signals));
         chld.restore();
+        own.restore();
         mask.set_mask();
         match status? {
             0 => {

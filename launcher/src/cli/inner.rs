@@ -28,6 +28,9 @@ pub(crate) struct Agent {
     /// End the program when the root is lost: it is restarted elsewhere
     #[arg(long)]
     pub(crate) ends_with_root: bool,
+    /// The command is one word, for the user's shell
+    #[arg(long)]
+    pub(crate) by_shell: bool,
     /// The command and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,

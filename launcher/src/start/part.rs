@@ -51,7 +51,10 @@ fn restart_part(args: &Agent, number: u64) -> Result<End, Failure> {
 }
 
 /// The part begins with its command.
-fn launch_part(args: Agent) -> Result<End, Failure> {
+fn launch_part(mut args: Agent) -> Result<End, Failure> {
+    if args.by_shell {
+        args.command = [shell(), "-c".into()].into_iter().chain(args.command).collect();
+    }
     launch::check(&args.command)?;
     refuse_plugin_of_srun(&args.command)?;
     if let Some(parts) = args.dir.parent() {
@@ -77,6 +80,12 @@ fn launch_part(args: Agent) -> Result<End, Failure> {
     logging::start(&dir, &description.log_level)?;
     let setup = part(&args, dir, lock, description)?;
     launch::launch(args.command, setup)
+}
+
+/// By which a remote shell's daemon would have executed the command.
+fn shell() -> OsString {
+    let own = std::env::var_os("SHELL").filter(|shell| Path::new(shell).is_absolute());
+    own.unwrap_or_else(|| "sh".into())
 }
 
 /// What the agent of the part is given; the root knows of it from now on.

@@ -97,7 +97,7 @@ fn refused(message: String) -> Failure {
 
 /// What the real `srun` at `program`, called with `words`, is to be. `standins` is no place to look for programs.
 pub(super) fn plan(program: &str, words: Vec<String>, standins: &Path, outside: &dyn Outside) -> Result<Plan, Failure> {
-    let Some((options, command)) = srun::split(&words).filter(|(o, _)| srun::starts_tasks(o)) else {
+    let Some((options, command)) = srun::split(&words).filter(|(o, command)| srun::starts_tasks(o, command)) else {
         return Ok(Plan::Follow(words));
     };
     let said = options.iter().rev().find(|o| o.name == "mpi").map(|o| o.value.clone());

@@ -106,7 +106,7 @@ impl Carried {
         let mut made = Self::default();
         for o in options {
             let name = o.name.as_str();
-            if o.is_cluster() || (name == "kill-on-bad-exit" && o.value.as_deref() == Some("0")) {
+            if name == "kill-on-bad-exit" && o.value.as_deref() == Some("0") {
                 return Err(cannot(&o.words.join(" ")));
             }
             if OF_PLACEMENT.contains(&name) {
@@ -285,7 +285,7 @@ mod tests {
             ("--error=2", "--error of one task"),
             ("--export=NONE", "--export=NONE"),
             ("--never-heard-of=1", "--never-heard-of=1"),
-            ("-ul", "-ul"),
+            ("-ul", "-l"),
             ("-K0", "-K0"),
         ] {
             let why = carried(line, &[("SLURM_JOB_ID", "7")]).unwrap_err();

@@ -138,3 +138,40 @@ pub(super) fn signalled(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// A remote shell has the environment and the directory of the process that called it, and the command the shell of the
+/// user there, as without belay.
+pub(super) fn like_native(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "hosts-like-native", Kind::C, 2, 3)?;
+    let program = job.program(place, "net/net_alone")?;
+    let [rsh, shell, go, beat, seen, below] = ["rsh/rsh", "rsh/ssh", "go", "beat", "seen", "below"].map(|f| job.work.join(f));
+    let told = format!(
+        "#!/bin/sh\necho \"$MARK $PWD $PATH\" > {}\nhost=$1; shift\nexec {} $host \"SHELL=/bin/bash; export SHELL; $*\"\n",
+        seen.display(),
+        rsh.display()
+    );
+    let replaced = std::fs::create_dir(&below)
+        .and_then(|()| std::fs::remove_file(&shell))
+        .and_then(|()| std::fs::write(&shell, told))
+        .and_then(|()| std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o755)));
+    io("replace ssh", replaced)?;
+    let command = format!(
+        "[[ ab == a* ]] && echo matched; {program} below {} {}",
+        go.display(),
+        beat.display()
+    );
+    let script = format!(
+        "cd {}; PATH=$PATH:/mine; MARK=here; export PATH MARK; ssh h2 '{command}'",
+        below.display()
+    );
+    job.launch_words(&["sh", "-c", &script])?;
+    job.says("matched")?;
+    let seen = io("read what ssh saw", std::fs::read_to_string(&seen))?;
+    let native = seen.starts_with(&format!("here {} ", below.display())) && seen.ends_with(":/mine\n");
+    want(native && !seen.contains("standins"), || format!("ssh saw {seen}"))?;
+    job.checkpoint()?;
+    job.crash();
+    job.shift(1);
+    job.restart_at(&[])?;
+    job.verdict()
+}

@@ -18,6 +18,7 @@ use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
 use launched::{launched, By, With};
 use site::Site;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -362,6 +363,34 @@ fn spank(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     })
 }
 
+/// The tasks of a `srun` in a script that was submitted with the plugin's options are as many as without belay, are found by
+/// the PATH of the script, and have their own options of those names.
+fn spank_words(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let Some(site) = with_plugin(place, "slurm-spank-words", Kind::C)? else {
+        return Ok(());
+    };
+    let home = site.slurm.home();
+    let own = home.join("own");
+    let mine = own.join("mine");
+    let script = home.join("belay.sbatch");
+    let written = std::fs::create_dir(&own)
+        .and_then(|()| std::fs::write(&mine, "#!/bin/sh\necho \"task of $SLURM_NTASKS: $*\"\n"))
+        .and_then(|()| std::fs::set_permissions(&mine, std::fs::Permissions::from_mode(0o755)));
+    io("write the program", written)?;
+    // The first by the plugin's own belay run, the second in one of the script's.
+    let text = "#!/bin/sh\n#SBATCH --nodes=2 --ntasks=4 --overcommit --time=10\nexport PATH=$PWD/own:$PATH\n\
+        srun --mpi=none -N2 -lK0 mine --ckpt-dir out\n\
+        belay run --across-hosts --ckpt-dir second -- sh -c 'PATH=/nowhere:$PATH; srun -l --mpi=none -O -N2 mine second'\n\
+        echo PASS\n";
+    io("write the script", std::fs::write(&script, text))?;
+    let job = site.submit(&["--ckpt-interval=1h", "--ckpt-dir", "saved"])?;
+    let said = site.completes(&job)?;
+    for words in ["task of 4: --ckpt-dir out", "task of 4: second"] {
+        want(said.matches(words).count() == 4, || format!("{words}: {said}"))?;
+    }
+    Ok(())
+}
+
 /// Ranks of `srun` under the plugin go on after a requeue without a signal from a checkpoint of before.
 fn spank_pmix(place: &Place, rng: &mut Rng) -> Result<(), Failure> {
     let Some(site) = with_plugin(place, "slurm-spank-pmix", Kind::OpenMpi)? else {
@@ -427,7 +456,7 @@ fn main() {
     let mut target = Target::new("slurm", &[]);
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
     // They mostly wait for Slurm, each with a cluster of its own; the longest comes first.
-    let tests: [(&str, Run); 23] = [
+    let tests: [(&str, Run); 24] = [
         ("allocations", allocations),
         ("preempted_unasked", preempted_unasked),
         ("preempted", preempted),
@@ -448,6 +477,7 @@ fn main() {
         ("past_standins", past_standins),
         ("tasks", tasks),
         ("spank", spank),
+        ("spank_words", spank_words),
         ("spank_pmix", spank_pmix),
         ("array", array),
         ("cancelled", cancelled),
