@@ -430,7 +430,7 @@ fn main() {
     let mut target = Target::over_hosts("hosts");
     or_end(Server::prepare(target.place()));
     type Run = fn(&Place, &mut Rng) -> Result<(), Failure>;
-    let tests: [(&str, Run); 55] = [
+    let tests: [(&str, Run); 56] = [
         ("same_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 2, r)),
         ("same_hosts::mpi_cg", |p, r| rounds(p, "mpi/mpi_cg", 2, 2, r)),
         ("other_hosts::mpi_p2p", |p, r| rounds(p, "mpi/mpi_p2p", 2, 3, r)),
@@ -469,6 +469,7 @@ fn main() {
         ("last_words", standins::last_words),
         ("signalled", standins::signalled),
         ("like_native", standins::like_native),
+        ("farewell", standins::farewell),
         ("starts::mpi_p2p", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_p2p", 2, r)),
         ("starts::mpi_lazy", |p, r| starts(p, Kind::OpenMpi, "mpi/mpi_lazy", 4, r)),
         ("mpich::starts::mpi_p2p", |p, r| starts(p, Kind::Mpich, "mpi/mpi_p2p", 2, r)),

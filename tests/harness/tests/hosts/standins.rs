@@ -175,3 +175,26 @@ pub(super) fn like_native(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     job.restart_at(&[])?;
     job.verdict()
 }
+
+/// What tells a stand-in of its remote shell's end is not lost behind a signal of the same kind that somebody else has sent.
+pub(super) fn farewell(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::of(place, "hosts-farewell", Kind::C, 2, 2)?;
+    let program = job.program(place, "net/net_alone")?;
+    let [go, beat] = ["go", "beat"].map(|f| job.work.join(f));
+    let command = format!("{program} below {} {}", go.display(), beat.display());
+    job.launch_words(&["ssh", "h2", &command])?;
+    let is_standin = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"ssh\0h2\0"));
+    let standins: Vec<i32> = job.hosts.find(1, "ssh h2").into_iter().filter(is_standin).collect();
+    want(standins.len() == 1, || format!("stand-ins: {standins:?}"))?;
+    for number in [libc::SIGSTOP, libc::SIGUSR1] {
+        signal(standins[0], number);
+    }
+    io("let the program end", std::fs::write(&go, ""))?;
+    job.comes_true("the program ends", || {
+        job.hosts.find(2, "net_alone").is_empty() && job.hosts.find(2, "program").is_empty()
+    })?;
+    job.comes_true("the shell ends", || job.hosts.find(1, "rsh/ssh").is_empty())?;
+    signal(standins[0], libc::SIGCONT);
+    let status = job.end()?;
+    want(status.success(), || format!("ended with {}: {}", show(status), job.said()))
+}
