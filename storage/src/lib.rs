@@ -15,6 +15,7 @@
 //! be sealed (`seal`, `tier::sealed`).
 //!
 //! Where the job has local tiers, chunks are written there first and moved to the job directory beside the program (`place`).
+//! How long a checkpoint will take is predicted from what is known of all these (`predict`).
 //!
 //! * [`engine::Engine`] lives as long as the agent, [`session::Session`] as long as one checkpoint; what a session has
 //!   learned counts only when its generation is committed and the session is given back.
@@ -35,6 +36,7 @@ pub mod pack;
 pub mod page_key;
 pub mod payoff;
 pub mod place;
+pub mod predict;
 pub mod seal;
 pub mod session;
 pub mod store;
