@@ -239,6 +239,8 @@ impl Snapshot {
         let restored = |path: &Path| self.descriptors.restores(path);
         let place = (&mut *session, &mut identities);
         self.job.code = self.code.store(&self.job.processes, self.save_code, restored, place)?;
+        // Before pages of older chunks move to new ones.
+        let dirty = session.dirty();
         session.compact()?;
         session.seal()?;
         let mut files = Vec::new();
@@ -259,7 +261,13 @@ impl Snapshot {
             .map(|name| entry(&self.dir, name))
             .collect::<Result<_, _>>()?;
         let code = self.code;
-        Ok((files, Findings { armed, code, left_out }))
+        let found = Findings {
+            armed,
+            code,
+            left_out,
+            dirty,
+        };
+        Ok((files, found))
     }
 }
 

@@ -132,6 +132,7 @@ impl Writing {
             },
             left_out: None,
             declared: snapshot.declared.take(),
+            dirty: None,
         };
         let (notes, gated) = (snapshot.notes.clone(), snapshot.gated);
         let ended_meanwhile = ended.is_none() && snapshot.root_had_ended;
@@ -287,6 +288,7 @@ impl Writing {
                 files.push(crate::nodes::table::write(&draft.path, &parts)?);
             }
             facts.left_out = Some(found.left_out.saturating_add(left_out_elsewhere)).filter(|bytes| *bytes > 0);
+            facts.dirty = found.dirty;
             let path = draft.target();
             let generation = draft.commit(files, &mut session, &facts)?;
             Ok(Committed {

@@ -420,6 +420,7 @@ mod tests {
             },
             left_out: None,
             declared: None,
+            dirty: None,
         }
     }
 

@@ -4,7 +4,7 @@
 use crate::checkpoint::Committed;
 use crate::Failure;
 use belay_tree::{Contribution, Values};
-use belay_wire::Phase;
+use belay_wire::{DirtyShare, Phase};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Label names and values.
@@ -100,6 +101,7 @@ pub(crate) struct Metrics {
     failures: Family<Labels, Counter>,
     skipped: Counter,
     written: Counter,
+    dirty: Family<Labels, Gauge<f64, AtomicU64>>,
     blocked: Histogram,
     phases: Family<Labels, Histogram>,
     in_progress: Gauge,
@@ -145,6 +147,7 @@ impl Metrics {
             failures: Family::default(),
             skipped: Counter::default(),
             written: Counter::default(),
+            dirty: Family::default(),
             blocked: seconds(),
             phases: Family::new_with_constructor(seconds),
             in_progress: Gauge::default(),
@@ -167,6 +170,11 @@ impl Metrics {
             m.skipped.clone(),
         );
         r.register_with_unit("written", "Written for checkpoints", Unit::Bytes, m.written.clone());
+        r.register(
+            "checkpoint_dirty_share",
+            "Of each process's memory, what the newest checkpoint found new: of all processes",
+            m.dirty.clone(),
+        );
         r.register_with_unit(
             "checkpoint_blocked",
             "Time the program was blocked by a checkpoint",
@@ -211,10 +219,15 @@ impl Metrics {
         m
     }
 
-    /// A checkpoint was committed, here and by the `others`.
-    pub(crate) fn committed(&self, c: &Committed, others: &Others) {
+    /// A checkpoint was committed, here and by the `others`, in which so much of the processes was new.
+    pub(crate) fn committed(&self, c: &Committed, dirty: Option<&DirtyShare>, others: &Others) {
         self.checkpoints.inc();
         self.written.inc_by(c.generation.new_bytes + others.written_bytes);
+        if let Some(dirty) = dirty {
+            for (of, share) in [("min", dirty.min), ("median", dirty.median), ("max", dirty.max)] {
+                self.dirty.get_or_create(&vec![("of", of.to_owned())]).set(share);
+            }
+        }
         let longest = |own: Duration, us: u64| own.max(Duration::from_micros(us)).as_secs_f64();
         self.blocked.observe(longest(c.blocked, others.blocked_us));
         for (phase, ms) in &c.generation.phases_ms {

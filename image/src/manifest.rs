@@ -59,6 +59,18 @@ pub struct DeclaredSite {
     pub chosen: u32,
 }
 
+/// Of the memory of each process, the share that no generation before holds: the least, the median and the greatest of
+/// all processes. One process that changes all rules the time of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Dirty {
+    /// The least.
+    pub min: f64,
+    /// The median.
+    pub median: f64,
+    /// The greatest.
+    pub max: f64,
+}
+
 /// A committed generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -89,6 +101,9 @@ pub struct Manifest {
     /// What programs had declared of their loops when it was taken, on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared: Option<Declared>,
+    /// What of each process was new, on this host; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<Dirty>,
     /// Why only a sample of the pages was looked for by their contents, where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<String>,
@@ -199,6 +214,7 @@ mod tests {
             taken: None,
             left_out: None,
             declared: None,
+            dirty: None,
             without_hashes: None,
             generation: 3,
             time_unix_s: 1,

@@ -118,7 +118,7 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
     let mut show = Show::new(args.quiet || args.json);
     let mut once = || {
         call(&args.target.dir, &request)?.expect(&mut |e| show.event(e), |e| match e {
-            Event::Checkpointed(c) => Ok(c),
+            Event::Checkpointed(c) => Ok(*c),
             other => Err(Box::new(other)),
         })
     };

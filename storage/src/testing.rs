@@ -76,6 +76,7 @@ impl Scratch {
             taken: None,
             left_out: None,
             declared: None,
+            dirty: None,
             without_hashes: None,
             generation: number,
             time_unix_s: 1_000_000 + number,

@@ -11,7 +11,7 @@ pub mod socket;
 
 pub use exit::{Exit, ExitRow};
 pub use message::{
-    AgentStatus, AutoInterval, AutoLevel, Checkpointed, DeclaredSite, DeclaredStatus, Event, GenerationStatus, HostShare, JobState,
-    LastError, Level, OnTier, ProcessStatus, Progress, Request, SnapshotStatus, Status,
+    AgentStatus, AutoInterval, AutoLevel, Checkpointed, DeclaredSite, DeclaredStatus, DirtyShare, Event, GenerationStatus, HostShare,
+    JobState, LastError, Level, OnTier, ProcessStatus, Progress, Request, SnapshotStatus, Status,
 };
 pub use phase::Phase;

@@ -75,7 +75,7 @@ pub enum Event {
     /// How far the current phase has come.
     Progress(Progress),
     /// Result: the checkpoint is committed.
-    Checkpointed(Checkpointed),
+    Checkpointed(Box<Checkpointed>),
     /// Result: the generation is on a durable tier.
     Flushed {
         /// The generation.
@@ -183,6 +183,9 @@ pub struct GenerationStatus {
     /// What the programs had declared of their loops, where they are asked for it; absent in a job's first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared: Option<Box<DeclaredStatus>>,
+    /// What of the memory of each process was new; absent in generations of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<Box<DirtyShare>>,
     /// Why only a sample of the pages was looked for by their contents (`--differential`), where that did not pay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_hashes: Option<Box<str>>,
@@ -224,6 +227,18 @@ pub struct DeclaredSite {
     pub alive: u64,
     /// Processes that were asked to wait there for the checkpoint.
     pub chosen: u32,
+}
+
+/// Of the memory of each process, the share that no generation before holds, from 0 to 1: the least, the median and the
+/// greatest of all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct DirtyShare {
+    /// The least.
+    pub min: f64,
+    /// The median; of a job on several hosts that of the hosts' medians.
+    pub median: f64,
+    /// The greatest.
+    pub max: f64,
 }
 
 /// What one host has in a generation.

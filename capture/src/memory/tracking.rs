@@ -32,6 +32,7 @@ use crate::memory::code::Code;
 use crate::memory::copy::covers;
 use belay_abi::inject::{UFFD_ASYNC, UFFD_PLAIN};
 use belay_image::extents::Extent;
+use belay_image::manifest::Dirty;
 use belay_image::TableId;
 use belay_kernel::proc::Map;
 use belay_kernel::{softdirty, uffd};
@@ -126,6 +127,8 @@ pub struct Findings {
     pub(crate) code: Code,
     /// Bytes that were not stored because the programs have declared that they overwrite them.
     pub left_out: u64,
+    /// What of each process was new.
+    pub dirty: Option<Dirty>,
 }
 
 /// A process at the snapshot: to be tracked from here on, if the checkpoint is committed.
@@ -508,6 +511,7 @@ mod tests {
             armed: vec![armed],
             code: Code::default(),
             left_out: 0,
+            dirty: None,
         };
         tracking.commit(found, &BTreeMap::new());
         assert!(tracking.hindrance().is_some_and(|why| why.contains("devices")));

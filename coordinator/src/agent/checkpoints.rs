@@ -10,7 +10,7 @@ use belay_capture::Access;
 use belay_kernel::prompt::First;
 use belay_plugins::Group;
 use belay_storage::session::Stats;
-use belay_wire::{AutoInterval, Checkpointed, Event, Exit, LastError, Level, Phase};
+use belay_wire::{AutoInterval, Checkpointed, Event, Exit, GenerationStatus, LastError, Level, Phase};
 use std::time::{Duration, Instant};
 
 /// Of so many generations one is complete, whatever programs declare.
@@ -324,20 +324,25 @@ impl Agent {
         }
     }
 
-    pub(super) fn answer(&mut self, wanted: &Wanted, committed: &Committed) {
-        let mut generation = committed.generation.clone();
+    /// `generation`, that of this node, with what its parts have of it.
+    pub(super) fn with_parts(&self, generation: &GenerationStatus) -> GenerationStatus {
+        let mut all = generation.clone();
         if self.nodes.is_some() {
-            let number = generation.generation;
-            let path = self.dir.generations().join(generations::name(number));
-            generations::add_parts(&mut generation, &Generation::open(number, path));
+            let g = Generation::at(&self.dir.generations(), all.generation);
+            generations::add_parts(&mut all, &g);
         }
+        all
+    }
+
+    pub(super) fn answer(&mut self, wanted: &Wanted, committed: &Committed) {
+        let generation = self.with_parts(&committed.generation);
         for (id, since) in &wanted.by {
-            let event = Event::Checkpointed(Checkpointed {
+            let event = Event::Checkpointed(Box::new(Checkpointed {
                 generation: generation.clone(),
                 total_ms: ms(since.elapsed()),
                 stopped: wanted.then_stop,
                 notes: committed.notes.clone(),
-            });
+            }));
             if self.encoding.wants.remove(id) {
                 self.await_encoding(committed.generation.generation, (*id, *since), event);
             } else if self.flush.wants.remove(id) {

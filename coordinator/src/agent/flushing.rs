@@ -22,7 +22,7 @@ use belay_image::files;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_storage::flush::Control;
 use belay_tree::JobKey;
-use belay_wire::{Checkpointed, Event, Exit, Level, Phase, Progress};
+use belay_wire::{Event, Exit, Level, Phase, Progress};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -353,10 +353,10 @@ impl Agent {
                 let notes: Vec<String> = failed.iter().map(Failure::to_string).collect();
                 for mut a in self.take_awaiting(generation) {
                     self.tell_level(&mut a.answer, (generation, Level::Durable), a.since);
-                    if let Event::Flushed { notes: told, .. } | Event::Checkpointed(Checkpointed { notes: told, .. }) =
-                        &mut a.answer
-                    {
-                        told.extend(notes.iter().cloned());
+                    match &mut a.answer {
+                        Event::Flushed { notes: told, .. } => told.extend(notes.iter().cloned()),
+                        Event::Checkpointed(c) => c.notes.extend(notes.iter().cloned()),
+                        _ => {}
                     }
                     self.answer_awaiting(&a, &a.answer);
                 }

@@ -76,7 +76,9 @@ impl Agent {
     pub(super) fn tell(&self, how: Result<&Committed, &Failure>) {
         let Some(t) = &self.telling else { return };
         match how {
-            Ok(committed) => t.metrics.committed(committed, &t.others),
+            Ok(c) => t
+                .metrics
+                .committed(c, self.with_parts(&c.generation).dirty.as_deref(), &t.others),
             Err(failure) => t.metrics.failed(failure),
         }
         self.publish();

@@ -3,7 +3,7 @@
 use super::{name, sync_dir, Generation};
 use crate::{sys, Failure};
 use belay_abi::histories::TEMPORARY;
-use belay_image::manifest::{Declared, FileEntry, Manifest, Taken, MANIFEST_FILE};
+use belay_image::manifest::{Declared, Dirty, FileEntry, Manifest, Taken, MANIFEST_FILE};
 use belay_image::sections;
 use belay_storage::session::Session;
 use belay_wire::{GenerationStatus, Phase};
@@ -40,6 +40,8 @@ pub struct Facts {
     pub left_out: Option<u64>,
     /// What programs have declared of their loops.
     pub declared: Option<Declared>,
+    /// What of each process was new.
+    pub dirty: Option<Dirty>,
 }
 
 /// A duration in milliseconds.
@@ -85,6 +87,7 @@ impl Draft {
             taken: Some(facts.taken.clone()),
             left_out: facts.left_out,
             declared: facts.declared.clone(),
+            dirty: facts.dirty,
             without_hashes: session.why_without().map(str::to_owned),
             bytes: own + memory,
             new_bytes: own + session.new_bytes(),

@@ -269,6 +269,7 @@ mod tests {
                 taken: None,
                 left_out: None,
                 declared: None,
+                dirty: None,
                 without_hashes: None,
                 bytes: 0,
                 new_bytes: 0,

@@ -6,7 +6,7 @@ use crate::{document, Failure};
 use belay_image::manifest::{FileEntry, Manifest};
 use belay_image::ImageError;
 use belay_tree::{Contribution, Values};
-use belay_wire::GenerationStatus;
+use belay_wire::{DirtyShare, GenerationStatus};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const FILE: &str = "nodes.json";
 const MAX_BYTES: u64 = 64 << 20;
 
 /// One part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     /// Its directory's name.
     pub(crate) tag: u64,
@@ -35,12 +35,15 @@ pub(crate) struct Row {
 }
 
 /// What a part has of a generation.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Share {
     pub(crate) processes: u32,
     pub(crate) threads: u32,
     pub(crate) bytes: u64,
     pub(crate) new_bytes: u64,
+    /// Absent in tables of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) dirty: Option<DirtyShare>,
 }
 
 /// Under what the parts tell their shares.
@@ -53,6 +56,7 @@ impl Share {
             threads: g.threads,
             bytes: g.bytes,
             new_bytes: g.new_bytes,
+            dirty: g.dirty.as_deref().copied(),
         }
     }
 

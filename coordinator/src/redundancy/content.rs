@@ -384,6 +384,7 @@ mod tests {
             taken: None,
             left_out: None,
             declared: None,
+            dirty: None,
             without_hashes: None,
             generation: 1,
             time_unix_s: 1,

@@ -12,6 +12,7 @@
 //! moved home.
 
 mod compare;
+mod dirty;
 mod held;
 mod loans;
 mod new;

@@ -221,6 +221,7 @@ fn write_manifest(dir: &Path, chunks: &[ChunkEntry], table: &[Extent]) {
         taken: None,
         left_out: None,
         declared: None,
+        dirty: None,
         without_hashes: None,
         generation: 1,
         time_unix_s: 0,

@@ -78,6 +78,13 @@ fn check(text: &str, taken: f64, kept: f64) -> Result<(), Failure> {
             let n = value(text, "belay_checkpoint_phase_seconds_count", &format!("phase=\"{phase}\""))?;
             want(n == taken, || format!("phase {phase} was counted {n} times:\n{text}"))?;
         }
+        // Of the program and its child, which does nothing.
+        let share = |of: &str| value(text, "belay_checkpoint_dirty_share", &format!("of=\"{of}\""));
+        let (min, median, max) = (share("min")?, share("median")?, share("max")?);
+        want(
+            (0.0..=median).contains(&min) && (median..=1.0).contains(&max) && max > 0.0,
+            || format!("shares {min}, {median}, {max}:\n{text}"),
+        )?;
         want(value(text, "belay_written_bytes_total", "")? > 0.0, || text.to_owned())?;
     }
     if kept > 0.0 {
