@@ -27,6 +27,7 @@ pub fn documents(data: &[u8]) {
         row.first();
         row.words.to(row.host()).program_words();
     }
+    crate::forecast::understand(data);
     drop(serde_json::from_slice::<State>(data));
     drop(serde_json::from_slice::<gather::Answer>(data));
 }

@@ -17,6 +17,7 @@ mod description;
 mod document;
 pub mod exporter;
 mod failure;
+pub mod forecast;
 pub mod front;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -251,6 +251,7 @@ impl<'a> Attempts<'a> {
                 // Pages that are only mapped have not been compared with their checksums: damage must not spread to the
                 // generations that follow.
                 if !options.lazy {
+                    a.restart_took(g, &restored.phases);
                     a.build_on(&g.path);
                     generations::unmark(&g.path);
                 }

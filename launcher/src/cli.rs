@@ -80,6 +80,10 @@ pub(crate) enum Command {
     ///
     /// Writes and removes some files in each tier of kind memory or local, with one to nine writers at a time, and
     /// keeps the result there. Do it once, while nothing else uses the tiers.
+    ///
+    /// With --predict it measures no tier: it tells how long a checkpoint of this node's memory will take, to stop the
+    /// program, to write it, to copy it to durable tiers and to restart from it, and what limits each. A running job
+    /// corrects this by what it observes (belay status).
     Calibrate(Calibrate),
     /// Read every byte of a job's checkpoints and compare it with its checksums
     ///
@@ -368,6 +372,27 @@ pub(crate) struct Calibrate {
     /// Tiers, over what /etc/belay/belay.toml and ~/.config/belay/belay.toml say (docs/tiers.md)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Tell how long a checkpoint of this node will take, by what was measured before
+    #[arg(long)]
+    pub(crate) predict: bool,
+    /// Memory of the program's processes together [default: this node's]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "predict")]
+    pub(crate) memory: Option<u64>,
+    /// Processes (ranks) on this node
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..), requires = "predict")]
+    pub(crate) ranks: u32,
+    /// Share of the memory that has changed since the checkpoint before, percent
+    #[arg(long, value_name = "PERCENT", default_value = "100", value_parser = percent, requires = "predict")]
+    pub(crate) changed: f64,
+    /// Bytes per second of the link to durable tiers: 12G [default: that of the fastest network interface that tells]
+    #[arg(long, value_name = "RATE", value_parser = size, requires = "predict")]
+    pub(crate) link: Option<u64>,
+    /// Bytes per second that durable tiers take of this node [default: assumed]
+    #[arg(long, value_name = "RATE", value_parser = size, requires = "predict")]
+    pub(crate) durable_rate: Option<u64>,
+    /// Print one JSON document
+    #[arg(long, requires = "predict")]
+    pub(crate) json: bool,
 }
 
 /// `belay status`.
@@ -440,6 +465,14 @@ pub(crate) struct Stop {
 /// A number of bytes, with an optional unit of 1024.
 fn size(s: &str) -> Result<u64, String> {
     s.parse::<Size>().map(|s| s.0)
+}
+
+/// A share of 100.
+fn percent(s: &str) -> Result<f64, String> {
+    let share = s.trim_end_matches('%').trim_end().parse().ok();
+    share
+        .filter(|p| (0.0..=100.0).contains(p))
+        .ok_or_else(|| format!("{s} is no percentage from 0 to 100"))
 }
 
 /// A place for metrics. Paths are made absolute: a restart may begin elsewhere.

@@ -1,16 +1,15 @@
 //! The subcommands that look at a job or command it.
 
+mod calibrate;
 mod verify;
 
 use crate::cli::{self, Command, Generated};
 use crate::client::{call, status};
 use crate::format::{Screen, Tone};
 use crate::progress::Show;
-use crate::{declared, export, format, inspect, manual, report, start};
-use belay_coordinator::config::{Config, Use};
+use crate::{declared, export, format, inspect, manual, predicted, report, start};
 use belay_coordinator::jobdir::{is_foreign, Access, JobDir};
-use belay_coordinator::redundancy::Redundancy;
-use belay_coordinator::tiers::{local, To};
+use belay_coordinator::tiers::To;
 use belay_coordinator::{generations, plain, removal, sys, tiers, Failure};
 use belay_wire::{Checkpointed, Event, Exit, GenerationStatus, HostShare, JobState, Level, OnTier, Request, Status};
 use clap::CommandFactory;
@@ -37,7 +36,7 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
         Command::List(args) => list(&args),
         Command::Report(args) => report::report(&args),
         Command::Flush(args) => flush(&args),
-        Command::Calibrate(args) => calibrate(&args),
+        Command::Calibrate(args) => calibrate::calibrate(&args),
         Command::Verify(args) => verify::all(&args),
         Command::Inspect(args) => print(&inspect::describe(&args.image)?),
         Command::Export(args) => export(&args),
@@ -236,6 +235,9 @@ fn status_text(s: &Status, screen: Option<Screen>) -> String {
     }
     out.push('\n');
     out += &format!("  differential {}\n", s.differential);
+    if let Some(p) = &s.predicted {
+        out += &format!("  predicted   {}\n", predicted::line(p));
+    }
     if let Some(p) = s.phase {
         out += &format!("  phase       {}", p.name());
         if let Some(p) = s.progress {
@@ -508,40 +510,6 @@ fn gc(args: &cli::Gc) -> Result<u8, Failure> {
         format::bytes(gone.chunks.bytes)
     ))?;
     tiers::joined(tidied).and(of_parts).map(|()| 0)
-}
-
-fn calibrate(args: &cli::Calibrate) -> Result<u8, Failure> {
-    let (config, limits) = Config::load(args.config.as_deref())?;
-    let config = config.of_job(Redundancy::default());
-    limits.check_tiers(&config, Use::New)?;
-    if config.local().next().is_none() {
-        return Err(Failure::new(
-            Exit::NoTier,
-            "no tier of kind memory or local is configured; name one in belay.toml (docs/tiers.md)",
-        ));
-    }
-    let mut show = Show::on_terminals();
-    for t in config.local() {
-        let mut line = format!("tier {}:", t.name);
-        if !show.is_bar() {
-            print(&line)?;
-        }
-        local::measure(t, |(done, of), writers, rate| {
-            let more = format!("  {writers} writers {}/s each", format::bytes(rate as u64));
-            if show.is_bar() {
-                show.steps(&format!("calibrate tier {}", t.name), done.into(), of.into());
-            } else {
-                // The measurement goes on without a reader.
-                drop(print(&more));
-            }
-            line += &more;
-        })?;
-        if show.is_bar() {
-            show.aside(|| print(&line))?;
-        }
-        print("\n")?;
-    }
-    Ok(0)
 }
 
 fn generate(args: &cli::Generate) -> Result<u8, Failure> {

@@ -14,6 +14,7 @@ mod format;
 mod inspect;
 mod logging;
 mod manual;
+mod predicted;
 mod progress;
 mod report;
 mod start;

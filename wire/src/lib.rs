@@ -11,7 +11,8 @@ pub mod socket;
 
 pub use exit::{Exit, ExitRow};
 pub use message::{
-    AgentStatus, AutoInterval, AutoLevel, Checkpointed, DeclaredSite, DeclaredStatus, DirtyShare, Event, GenerationStatus, HostShare,
-    JobState, LastError, Level, OnTier, ProcessStatus, Progress, Request, SnapshotStatus, Status,
+    AgentStatus, AutoInterval, AutoLevel, Checkpointed, ComparedStatus, ComparedTime, DeclaredSite, DeclaredStatus,
+    DifferentialStatus, DirtyShare, Event, Factors, GenerationStatus, HostShare, JobState, LastError, Level, OnTier,
+    PredictedStatus, ProcessStatus, Progress, Request, SnapshotStatus, Status,
 };
 pub use phase::Phase;

@@ -355,6 +355,81 @@ pub struct AutoInterval {
     pub interrupts: u32,
 }
 
+/// What the next checkpoint is expected to take, on the host of the agent.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PredictedStatus {
+    /// The program stands still.
+    pub stop_s: f64,
+    /// Until it is written.
+    pub local_s: f64,
+    /// To copy it to the durable tiers; none without these.
+    pub durable_s: Option<f64>,
+    /// To restart from it.
+    pub restart_s: f64,
+    /// Of so much memory,
+    pub bytes: u64,
+    /// of which so much is expected to have changed.
+    pub new_bytes: u64,
+    /// How many of the last generations have taught the factors: eight at most.
+    pub generations: u32,
+    /// What the times of the model were multiplied with.
+    pub factors: Factors,
+}
+
+/// Observed by predicted, the median of the last eight generations; none where nothing was observed.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Factors {
+    /// Of the stop.
+    pub stop: Option<f64>,
+    /// Of the writing.
+    pub local: Option<f64>,
+    /// Of the copying.
+    pub durable: Option<f64>,
+    /// Of restarts.
+    pub restart: Option<f64>,
+}
+
+/// What it is worth to look for what has changed: times by those of a checkpoint that writes all and hashes nothing.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct DifferentialStatus {
+    /// Time to hash a page and to look for it, by the time to write it.
+    pub kappa: f64,
+    /// The share of the pages that had changed at the newest checkpoint.
+    pub dirty_share: f64,
+    /// How much longer a differential one takes, where what has changed is hashed twice.
+    pub delta: f64,
+    /// The share from which on it does not pay then.
+    pub break_even: f64,
+    /// The same where every page is hashed once, as belay does.
+    pub delta_hashed_once: f64,
+    /// As above.
+    pub break_even_hashed_once: f64,
+}
+
+/// A time as it was predicted and observed.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct ComparedTime {
+    /// None where nothing could be predicted.
+    pub predicted_s: Option<f64>,
+    /// None where it has not happened.
+    pub observed_s: Option<f64>,
+}
+
+/// The times of a generation, which may be gone.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ComparedStatus {
+    /// Number.
+    pub generation: u64,
+    /// The program stood still.
+    pub stop: ComparedTime,
+    /// It was written.
+    pub local: ComparedTime,
+    /// It was copied to the durable tiers.
+    pub durable: ComparedTime,
+    /// The job was restarted from it.
+    pub restart: ComparedTime,
+}
+
 /// How the pace of a level was chosen: how often a checkpoint reaches it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AutoLevel {
@@ -401,6 +476,15 @@ pub struct Status {
     /// The same for levels with an automatic pace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub auto_levels: Vec<AutoLevel>,
+    /// What the next checkpoint takes; absent while nothing is known of the job's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Box<PredictedStatus>>,
+    /// The newest generations, also such as are gone, oldest first: predicted and observed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compared: Vec<ComparedStatus>,
+    /// What it is worth to look for what has changed; absent where nothing was looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub differential_model: Option<Box<DifferentialStatus>>,
     /// How checkpoints find what the ones before have stored: `userfaultfd and hash`, `hash` (with the reason, where
     /// more was wanted) or `off`.
     pub differential: String,

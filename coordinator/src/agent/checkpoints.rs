@@ -144,7 +144,7 @@ impl Agent {
             standins: ways.standins,
             names: self.addresses.0.clone(),
             led: self.addresses.1,
-            writers: writers(),
+            writers: sys::writers(),
             hold: wanted.then_stop,
             gate: self.gated,
             gate_limit: self.description.config.gate.limit(),
@@ -247,6 +247,8 @@ impl Agent {
                     write_ms = ms(c.write),
                     "checkpoint committed"
                 );
+                let moves = self.engine.mover().and_then(|m| m.desk().observed());
+                self.forecast.committed(&self.dir, &c, (&stored, moves));
                 self.said = None;
                 if g.left_out.is_none() {
                     self.since.complete = Some(g.generation);
@@ -280,7 +282,7 @@ impl Agent {
 
     /// With an automatic interval: when the next checkpoint is due, now that this one is committed.
     fn choose_interval(&mut self, c: &Committed) {
-        let cost = interval::cost(c.blocked, c.write, writers(), sys::processors());
+        let cost = interval::cost(c.blocked, c.write, sys::writers(), sys::processors());
         let configured = self.description.mtti_s.map(Duration::from_secs_f64);
         let mtti = configured.unwrap_or_else(|| self.description.history.mtti(sys::now_unix_s()));
         let optimum = interval::optimum(cost, mtti);
@@ -392,10 +394,4 @@ impl Agent {
             self.said = Some(failure.exit);
         }
     }
-}
-
-/// Threads that write the memory of the processes beside them: half of the processors, the others are the program's. On
-/// a machine with 16 processors 16 were no faster than 8 (`docs/benchmarks.md`).
-fn writers() -> u32 {
-    (sys::processors() / 2).clamp(2, 64)
 }

@@ -345,6 +345,7 @@ impl Agent {
                     ms = generations::ms(under.started.elapsed()),
                     "generation is durable"
                 );
+                self.forecast.flushed(&self.dir, generation, bytes, under.started.elapsed());
                 let levels = self.description.config.levels;
                 if levels.durable == Some(Pace::Auto) {
                     let took = (under.started.elapsed(), sys::processors());

@@ -33,6 +33,7 @@ use stores::{collected_engine, numbers_unused};
 
 use crate::checkpoint::{Wanted, Writing};
 use crate::clients::{ClientId, Clients};
+use crate::forecast::Forecast;
 use crate::generations::{self, Generation};
 use crate::jobdir::{Description, Differential, JobDir, Lock};
 use crate::levels::Turn;
@@ -137,6 +138,7 @@ pub struct Agent {
     durable: bool,
     engine: Engine,
     tracking: Tracking,
+    forecast: Forecast,
     phase: Option<Phase>,
     writing: Option<Writing>,
     queued: Option<Wanted>,
@@ -213,6 +215,7 @@ impl Agent {
             Differential::Written => Tracking::written(),
             Differential::Hash | Differential::Off => Tracking::off(),
         };
+        let forecast = Forecast::of(&dir, &description);
         Ok(Self {
             dir,
             lock: Some(lock),
@@ -238,6 +241,7 @@ impl Agent {
             durable: false,
             engine,
             tracking,
+            forecast,
             phase: None,
             writing: None,
             queued: None,
@@ -274,6 +278,14 @@ impl Agent {
     pub(crate) fn goes_on_from(&mut self, generation: &Generation) {
         self.since.from = Some(generation.number);
         self.since.lacks = generation.manifest.as_ref().is_ok_and(|m| m.left_out.is_some());
+    }
+
+    /// After a restart from `generation`, of which the phases took so long. A part's root looks after the times.
+    pub(crate) fn restart_took(&mut self, generation: &Generation, phases: &[(Phase, Duration)]) {
+        if !self.nodes.as_ref().is_some_and(Nodes::is_part) {
+            let time = phases.iter().map(|(_, time)| *time).sum();
+            self.forecast.restarted(&self.dir, generation, time);
+        }
     }
 
     /// After a restart: the job runs again, which is recorded.

@@ -2,6 +2,7 @@
 
 use super::{stopped_after_checkpoint, Agent};
 use crate::checkpoint::Writing;
+use crate::forecast::Forecast;
 use crate::interval::Interval;
 use crate::jobdir::{Description, Differential, Holder, JobDir};
 use crate::{processes, sys, tiers};
@@ -45,6 +46,7 @@ impl Agent {
         }
         status.last_error.clone_from(&self.last_error);
         status.processes = self.processes();
+        add_forecast(&mut status, &self.forecast);
         status
     }
 
@@ -53,6 +55,15 @@ impl Agent {
         let part = self.nodes.as_ref().and_then(|n| n.part).unwrap_or(0);
         processes::describe(self.pid, &self.outside(), part)
     }
+}
+
+/// What is predicted; where there has been no checkpoint, from the processes' memory.
+fn add_forecast(status: &mut Status, forecast: &Forecast) {
+    let processes = u32::try_from(status.processes.len()).unwrap_or(u32::MAX);
+    let resident = status.processes.iter().map(|p| p.resident_bytes).sum();
+    status.predicted = forecast.status((processes, resident));
+    status.compared = forecast.compared();
+    status.differential_model = forecast.differential();
 }
 
 fn method(how: Differential) -> &'static str {
@@ -66,6 +77,7 @@ fn method(how: Differential) -> &'static str {
 /// The status document of a job whose agent cannot be asked, while `holder` has its lock.
 pub fn at_rest(dir: &JobDir, d: &Description, holder: Option<&Holder>) -> Status {
     let mut status = document(dir, d);
+    add_forecast(&mut status, &Forecast::of(dir, d));
     status.state = unasked(holder, d, !status.generations.is_empty());
     if status.state == JobState::Unattended && !dir.has_socket() {
         // Whoever kills an agent leaves its socket: somebody has removed that alone.
@@ -117,6 +129,9 @@ fn document(dir: &JobDir, d: &Description) -> Status {
         skipped: 0,
         auto_interval: None,
         auto_levels: Vec::new(),
+        predicted: None,
+        compared: Vec::new(),
+        differential_model: None,
         differential: method(d.differential).to_owned(),
         last_error: None,
         generations: tiers::statuses(dir, d),

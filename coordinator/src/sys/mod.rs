@@ -162,6 +162,12 @@ pub(crate) fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
+/// Threads that write the memory of the processes beside them: half of the processors, the others are the program's. On
+/// a machine with 16 processors 16 were no faster than 8 (`docs/benchmarks.md`).
+pub fn writers() -> u32 {
+    (processors() / 2).clamp(2, 64)
+}
+
 /// Writes one line to standard error. A terminal in `tostop` mode must not stop the agent for it.
 pub fn say(line: &str) {
     let mask = SignalSet::of([libc::SIGTTOU]).block();

@@ -3,6 +3,7 @@
 mod charts;
 mod log;
 mod page;
+mod predicted;
 
 use crate::cli;
 use crate::client::status;

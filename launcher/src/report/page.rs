@@ -2,6 +2,7 @@
 
 use super::charts::{columns, life, Column, Mark};
 use super::log::{Happened, Taken, Told};
+use super::predicted;
 use crate::commands::state_text;
 use crate::format;
 use belay_coordinator::plain;
@@ -50,6 +51,7 @@ pub(super) fn page(status: &Status, told: &Told) -> Markup {
                 (tiles(status, told))
                 @if !told.taken.is_empty() || !told.events.is_empty() { (whole_life(status, told)) }
                 @if !told.taken.is_empty() { (stops(told)) (bytes(told)) }
+                (predicted::section(status))
                 (kept(&status.generations))
                 (failures(told))
                 p.soft { "Written by belay " (env!("CARGO_PKG_VERSION")) " from the log and the checkpoints in the job directory." }
@@ -239,7 +241,7 @@ fn kept(generations: &[GenerationStatus]) -> Markup {
             (columns(&generations.iter().map(phases).collect::<Vec<_>>(), format::millis))
             p.key { @for name in STOPPED { (key(name, name)) } }
             div.wide { table {
-                tr { th.n { "generation" } th { "time" } th.n { "processes" } th.n { "threads" } th.n { "size" } th.n { "new" } th.n { "stopped" } th { "level" } th { "state" } th { "where" } }
+                tr { th.n { "generation" } th { "time" } th.n { "processes" } th.n { "threads" } th.n { "size" } th.n { "new" } th.n { "new of each process: least / median / greatest" } th.n { "stopped" } th { "level" } th { "state" } th { "where" } }
                 @for g in generations { (row(g)) }
             } }
         }
@@ -279,7 +281,7 @@ fn row(g: &GenerationStatus) -> Markup {
     html! {
         tr {
             td.n { (g.generation) } td { (format::time(g.time_unix_s)) } td.n { (g.ranks) } td.n { (g.threads) }
-            td.n { (format::bytes(g.bytes)) } td.n { (format::bytes(g.new_bytes)) } td.n { (format::millis(g.blocked_ms)) }
+            td.n { (format::bytes(g.bytes)) } td.n { (format::bytes(g.new_bytes)) } td.n { (predicted::dirty(g.dirty.as_deref())) } td.n { (format::millis(g.blocked_ms)) }
             td { (level(g.level)) }
             td { (plain(&state_text(g))) }
             td { (plain(&tiers)) }

@@ -310,6 +310,11 @@ impl Desk {
         Some((tier, id, bytes))
     }
 
+    /// Bytes per second of the moves so far, as a moving average; none before the first.
+    pub fn observed(&self) -> Option<f64> {
+        Some(self.state().flush).filter(|flush| *flush > 0.0)
+    }
+
     /// A flusher has moved `bytes` within `time`.
     pub fn observe(&self, bytes: u64, time: Duration) {
         let mut state = self.state();

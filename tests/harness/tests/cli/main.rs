@@ -4,6 +4,7 @@ mod directories;
 mod jobs;
 mod limits;
 mod page;
+mod predictions;
 mod streams;
 mod terminals;
 
@@ -31,7 +32,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 36] = [
+    let tests: [(&str, Test); 38] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -40,6 +41,8 @@ fn main() {
         ("nothing_there", jobs::nothing_there),
         ("reports", jobs::reports),
         ("report", page::report),
+        ("predictions", predictions::learnt),
+        ("calibrate_predict", predictions::before),
         ("moved", directories::moved),
         ("half_made", directories::half_made),
         ("named_by_mistake", directories::named_by_mistake),
