@@ -41,6 +41,9 @@ struct Figures {
     stored: [Samples; 4],
     blocked: [Samples; 4],
     write: [Samples; 4],
+    /// By how much writing takes longer than without differencing, by the model of `belay status`: every page hashed once,
+    /// and changed ones twice.
+    model: [[Samples; 4]; 2],
     /// A bare fork of the program before the checkpoint of 1 %, and how much longer that checkpoint blocked it.
     fork: Samples,
     above_fork: Samples,
@@ -53,6 +56,11 @@ struct Figures {
 const PERCENT: [usize; 4] = [1, 10, 50, 100];
 /// Checkpoints of 100 %: the cost model judges by the recent ones, of which those before, of which most was found, are some.
 const ALL_CHANGED: usize = 8;
+
+fn status(p: &Plan) -> Result<Value, String> {
+    let said = run(Command::new(&p.belay).arg("status").arg(p.dir.join("job")).arg("--json"))?;
+    serde_json::from_str(&said).map_err(|e| e.to_string())
+}
 
 fn one(p: &Plan, how: &str, f: &mut Figures) -> Result<(), String> {
     std::fs::remove_dir_all(p.dir.join("job")).ok();
@@ -88,11 +96,14 @@ fn one(p: &Plan, how: &str, f: &mut Figures) -> Result<(), String> {
                 f.above_fork.push(blocked - fork);
             }
             f.write[i].push(write_ms(&v));
+            let model = &status(p)?["differential_model"];
+            for (samples, name) in f.model.iter_mut().zip(["delta_hashed_once", "delta"]) {
+                samples[i].push(model[name].as_f64().unwrap_or(f64::NAN));
+            }
         }
     }
     f.looked.push(looked as f64);
-    let status = run(Command::new(&p.belay).arg("status").arg(p.dir.join("job")).arg("--json"))?;
-    let status: Value = serde_json::from_str(&status).map_err(|e| e.to_string())?;
+    let status = status(p)?;
     println!("{how}: reported as {}", status["differential"]);
     job.stop(p)
 }
@@ -175,6 +186,14 @@ pub(crate) fn differential(p: &Plan) -> Result<(), String> {
                 "",
             );
         }
+    }
+    for (i, percent) in PERCENT.iter().enumerate() {
+        println!(
+            "hash: {percent} % changed: writing by writing without differencing {:+.2}; by the model {:+.2}, and {:+.2} if changed pages were hashed twice",
+            hash.write[i].median() / off.write[i].median() - 1.0,
+            hash.model[0][i].median(),
+            hash.model[1][i].median()
+        );
     }
     for (how, f) in [("hash", &hash), ("written", &written)] {
         let deviation = |samples: &[Samples; 4]| samples.iter().map(|s| (s.median() - 1.0).abs()).fold(0.0, f64::max) * 100.0;

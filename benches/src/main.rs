@@ -5,6 +5,7 @@
 //! own workload: `belay-bench worker ...`.
 
 mod application;
+mod buckets;
 mod busy;
 mod differential;
 mod encode;
@@ -14,6 +15,7 @@ mod memory;
 mod overhead;
 mod placement;
 mod policies;
+mod predict;
 mod sealing;
 mod small;
 mod tree;
@@ -56,7 +58,7 @@ impl Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 18] = [
+const BENCHES: [(&str, Bench); 19] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("pingpong", overhead::pingpong),
@@ -70,6 +72,7 @@ const BENCHES: [(&str, Bench); 18] = [
     ("placement", placement::placement),
     ("history", history::history),
     ("policies", policies::policies),
+    ("predict", predict::predict),
     ("differential", differential::differential),
     ("application", application::application),
     ("encode", encode::encode),
