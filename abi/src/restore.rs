@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicU8};
 
 /// First word of a plan; guards against a restorer of another build.
-pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0004;
+pub const PLAN_MAGIC: u64 = 0x4245_4c41_5952_0005;
 
 /// An array in the area.
 #[repr(C)]
@@ -297,6 +297,8 @@ pub struct Slot {
     pub made: AtomicU32,
     /// Helpers still running: their thread identifiers, cleared by the kernel at their end.
     pub helper_tid: [AtomicU32; MAX_HELPERS],
+    /// Descriptor by which the process waits for pages that are missing, where some are filled later.
+    pub uffd: AtomicI32,
     /// Length of `text`.
     pub text_bytes: AtomicU32,
     /// First address of the area and first behind it.

@@ -243,18 +243,17 @@ impl<'a> Attempts<'a> {
                 sys::say(&format!("{failure}; the program cannot be commanded"));
             }
         };
-        let mut serve = |restored: Restored, report: &dyn Fn(News)| {
+        let mut serve = |mut restored: Restored, report: &dyn Fn(News)| {
             let agent = agent.borrow_mut().take();
             agent.map_or(0, |mut a| {
                 a.begins();
                 a.goes_on_from(g);
-                // Pages that are only mapped have not been compared with their checksums: damage must not spread to the
-                // generations that follow.
-                if !options.lazy {
+                let filling = restored.filling.take();
+                // What is filled later takes another time than what is predicted.
+                if filling.is_none() {
                     a.restart_took(g, &restored.phases);
-                    a.build_on(&g.path);
-                    generations::unmark(&g.path);
                 }
+                a.has_memory(g, filling);
                 if let Some(joining) = reunion.and_then(Reunion::take_joining) {
                     a.rejoin(joining);
                 }

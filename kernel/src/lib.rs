@@ -19,6 +19,7 @@ pub mod ioctl;
 pub mod kcmp;
 pub mod limits;
 pub mod masks;
+pub mod missing;
 pub mod mounts;
 pub mod mq;
 pub mod namespaces;

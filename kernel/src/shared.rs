@@ -57,6 +57,7 @@ parts!(restore::Slot {
     next_fill,
     made,
     helper_tid,
+    uffd,
     text_bytes,
     area,
     times,

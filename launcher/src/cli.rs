@@ -284,7 +284,8 @@ pub(crate) struct Restart {
     /// Restart this generation instead of the newest whole one
     #[arg(long, value_name = "N")]
     pub(crate) generation: Option<u64>,
-    /// Read memory on demand, so that the program runs at once whatever its size
+    /// Fill memory while the program runs, so that it goes on at once whatever its size: on one host, as root; otherwise
+    /// all is read first
     #[arg(long)]
     pub(crate) lazy: bool,
     /// Restart although this processor lacks instructions that the job may have chosen to use: right where none of its
@@ -337,7 +338,7 @@ pub(crate) struct Run {
     /// Which of these restarts this is (said by belay itself)
     #[arg(long, hide = true, default_value_t = 0)]
     pub(crate) again: u32,
-    /// At a restart: read memory on demand
+    /// At a restart: fill memory while the program runs (on one host, as root)
     #[arg(long)]
     pub(crate) lazy: bool,
     /// At a restart: go on although this processor lacks instructions that the job may have chosen to use: right where

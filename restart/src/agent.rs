@@ -3,12 +3,14 @@
 //! It is a child of PID 1 in the new namespaces, with the PID that the agent had at the checkpoint, and the ancestor of
 //! every process of the job.
 
+mod lazily;
 mod living;
 
 use crate::code::{Copies, Mapped};
 use crate::contents::Contents;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
+use crate::filling::Filling;
 use crate::kin::{self, Share};
 use crate::layout::Range;
 use crate::lead::Questions;
@@ -32,11 +34,12 @@ use belay_kernel::{limits, numbers, pidfd, prctl, proc, ptrace};
 use belay_plugins::gate::Gates;
 use belay_plugins::mpi::{DAEMONS, LAUNCHERS};
 use belay_plugins::{Brought, Group, Names, Rebuilder};
+use belay_storage::chunk::Chunk;
 use belay_wire::Phase;
 use living::Living;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -50,6 +53,8 @@ pub(crate) struct Restarted {
     pub(crate) led: bool,
     pub(crate) gated: bool,
     pub(crate) code: Mapped,
+    /// What of its memory is filled while it runs.
+    pub(crate) filling: Option<Filling>,
 }
 
 /// Duration of each phase.
@@ -67,12 +72,11 @@ pub(crate) fn restart(
     ready: &mut dyn FnMut(),
 ) -> Outcome<Restarted> {
     let begin = Instant::now();
-    let lazy = options.lazy;
     sys::become_reaper().map_err(|e| RestartError::at("become reaper", e))?;
     // The restored descriptors may be numbered above the limit that belay was started with.
     limits::raise_descriptors();
     inherited::give_up(&loaded.job);
-    let plan = Plan::make(&mut loaded, way)?;
+    let plan = Plan::make(&mut loaded, way, options.lazy)?;
     let (rebuilder, copies) = rebuild(&mut loaded, &plan, way, group)?;
     let (job, chunks, mut extents) = (loaded.job, loaded.chunks, loaded.extents);
     let streams = loaded.streams;
@@ -86,9 +90,13 @@ pub(crate) fn restart(
 
     // The process tree, memory, threads.
     let shared = Shared::new(tree.nodes.len(), &rebuilder.room()).map_err(|e| RestartError::at("spawn", e))?;
-    let shares = share_memory(tree, &job, &mut extents, lazy)?;
+    let mut shares = share_memory(tree, &job, &mut extents)?;
     let live = live(tree, &job);
     let early = companion::early(&job.processes, &rebuilder);
+    let later = match options.lazy && lazily::is_possible(way, group) {
+        true => lazily::leave_for_later(&job, &mut extents, &mut shares, (&rebuilder, &early)),
+        false => HashMap::new(),
+    };
     let context = Context {
         direct: process::read_directly(&extents, &chunks),
         chunks: &chunks,
@@ -102,7 +110,7 @@ pub(crate) fn restart(
         shared: &shared,
         extents: &extents,
         shares: &shares,
-        lazy,
+        later: &later,
         ask_huge: asks_for_huge_pages(),
         restore_timer_ids: prctl::TIMER_NUMBERS.get().is_ok(),
         own: own_credentials(way.is_ordinary()).map_err(|e| RestartError::at("read own credentials", e))?,
@@ -127,15 +135,18 @@ pub(crate) fn restart(
         shown: plan.shown.as_ref(),
         kin: (&shares, &chunks),
         areas: kin::Areas::default(),
+        later: &later,
         settle: &settle,
     };
     let mut living = Living {
         pidfds: Vec::new(),
         group,
+        filling: None,
     };
-    let spawned = spawn(&forest, &job, &mut living).map(|()| begin.elapsed());
+    let spawned = spawn(&forest, &job, (&plan, &chunks), &mut living).map(|()| begin.elapsed());
     let parked = spawned.and_then(|spawned| {
         let gates = park(&context, &job, &live, &living)?;
+        living.filling.iter().for_each(Filling::goes_on);
         leftout::fill(&job, &streams, &Contents::new(&[], &chunks, group))?;
         Ok((spawned, gates))
     });
@@ -161,6 +172,7 @@ pub(crate) fn restart(
             phases: phases(rebuilt, spawned, &live, &shared, &last),
             names,
             led: questions.any(),
+            filling: None,
             code: Mapped {
                 files: loaded.code.files,
                 table: loaded.code.table,
@@ -168,8 +180,17 @@ pub(crate) fn restart(
             },
         })
     });
-    let going = going.inspect_err(|_| living.kill());
     drop(gates);
+    let going = match going {
+        Ok(restarted) => Ok(Restarted {
+            filling: living.filling,
+            ..restarted
+        }),
+        Err(e) => {
+            living.end();
+            Err(e)
+        }
+    };
     going.map_err(|e| explain_restorer(e, &job, tree, &shared, &|pid| kin::numbered(&extents, &shares, pid)))
 }
 
@@ -239,14 +260,15 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(loaded: &mut Loaded, way: Way) -> Outcome<Self> {
+    fn make(loaded: &mut Loaded, way: Way, lazy: bool) -> Outcome<Self> {
         let Loaded { job, extents, .. } = loaded;
         let helpers = helper_counts(job, extents);
         let taken = match way {
             Way::Initial => initial::taken(),
             Way::Namespaces | Way::UserNamespace => BTreeSet::new(),
         };
-        let others = helpers.iter().sum::<usize>() + loaded.descriptors.keepers();
+        let pagers = if lazy { lazily::PROCESSES } else { 0 };
+        let others = helpers.iter().sum::<usize>() + loaded.descriptors.keepers() + pagers;
         let tree = tree::plan(&job.agent, &job.processes, others, (pid_max(), job.last_pid), &taken)
             .map_err(|e| RestartError::at("spawn", e))?;
         let specials = special::of(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
@@ -259,6 +281,11 @@ impl Plan {
             places: places.map_err(|e| RestartError::at("vdso", e))?.unwrap_or_default(),
             shown: Shown::new(way, &job.processes),
         })
+    }
+
+    /// The numbers of the processes that fill memory, which are the last.
+    fn pagers(&self) -> Option<[i32; lazily::PROCESSES]> {
+        self.tree.helper_tids.last_chunk().copied()
     }
 
     /// The numbers of the threads that help `p`.
@@ -279,10 +306,7 @@ fn keeper_maker<'a>(tree: &'a Tree, helpers: &[usize]) -> impl FnMut() -> io::Re
 }
 
 /// What processes have in common and inherit; `extents` are what is left to be read by each.
-fn share_memory(tree: &Tree, job: &Job, extents: &mut HashMap<i32, Vec<Extent>>, lazy: bool) -> Outcome<HashMap<i32, Share>> {
-    if lazy {
-        return Ok(HashMap::new());
-    }
+fn share_memory(tree: &Tree, job: &Job, extents: &mut HashMap<i32, Vec<Extent>>) -> Outcome<HashMap<i32, Share>> {
     let own = proc::maps(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
     let own: Vec<Range> = own.iter().map(|m| m.start..m.end).collect();
     let shares = kin::plan(tree, &job.processes, extents, &own);
@@ -394,7 +418,7 @@ fn live(tree: &Tree, job: &Job) -> Vec<usize> {
 }
 
 /// Makes the process tree, in lock step, up to the point where only processes of the job are left.
-fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()> {
+fn spawn(forest: &Forest<'_>, job: &Job, (plan, chunks): (&Plan, &HashMap<u32, Chunk>), living: &mut Living<'_>) -> Outcome<()> {
     let (tree, shared) = (forest.tree, forest.shared);
     forest.plant()?;
     let lasting: Vec<usize> = (1..tree.nodes.len())
@@ -428,11 +452,13 @@ fn spawn(forest: &Forest<'_>, job: &Job, living: &mut Living<'_>) -> Outcome<()>
         let mut listeners = Vec::new();
         for (i, pid, process) in living.pidfds.iter().filter(|(i, ..)| settled.contains(i)) {
             let fd = shared.slot(*i).area[0].load(Ordering::Acquire);
-            let taken = lead::take(process, fd);
+            let taken = i32::try_from(fd).map_err(io::Error::other);
+            let taken = taken.and_then(|fd| pidfd::getfd(process.as_fd(), fd));
             listeners.push(taken.map_err(|e| RestartError::at("spawn", format!("process {pid}: take its questions: {e}")))?);
         }
         lead::begin(listeners, forest.rebuilder.book(), forest.programs, forest.shown)?;
     }
+    living.filling = lazily::begin(forest, plan.pagers(), chunks, &living.pidfds)?;
     for (i, pid) in zombies(tree, job) {
         let fd = pidfd::open(pid).map_err(|e| RestartError::at("spawn", format!("zombie {pid}: {e}")))?;
         let _ = numbers::poll(fd.as_raw_fd(), libc::POLLIN, -1);

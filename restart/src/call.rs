@@ -10,6 +10,7 @@ pub(crate) mod nr {
     pub(crate) const MPROTECT: u32 = 10;
     pub(crate) const MUNMAP: u32 = 11;
     pub(crate) const RT_SIGACTION: u32 = 13;
+    pub(crate) const IOCTL: u32 = 16;
     pub(crate) const MREMAP: u32 = 25;
     pub(crate) const MADVISE: u32 = 28;
     pub(crate) const SHMAT: u32 = 30;

@@ -1,5 +1,5 @@
-//! Messages from the agent and from PID 1 to the front process, over one SOCK_SEQPACKET pair. The kernel adds the
-//! sender's PID as the front process sees it.
+//! Messages from the agent and from PID 1 to the front process, over one SOCK_SEQPACKET pair, and between the agent and
+//! the process that fills memory. The kernel adds the sender's PID as the front process sees it.
 
 use crate::fail::RestartError;
 use belay_image::ImageError;
@@ -43,6 +43,8 @@ pub(crate) enum Message {
         /// Nothing else is left in the namespace.
         alone: bool,
     },
+    /// To the agent, from the process that fills memory: all is there.
+    Filled,
 }
 
 impl Message {

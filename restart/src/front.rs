@@ -300,7 +300,7 @@ impl Front {
             // A child that has ended keeps its number, as nobody has waited for it.
             Message::Signal { shell, signal } if shells.iter().any(|s| s.pid == shell) => drop(sys::kill(shell, signal)),
             Message::Signal { .. } => {}
-            Message::AgentEnded { .. } | Message::Background(_) => {}
+            Message::AgentEnded { .. } | Message::Background(_) | Message::Filled => {}
         }
     }
 

@@ -1,10 +1,10 @@
 //! Entry for the fuzzer: all that is decided about a job before any process of it exists.
 
 use crate::arena::Arena;
-use crate::layout::{find_gap, TASK_SIZE};
+use crate::layout::{find_gap, Range, TASK_SIZE};
 use crate::state::Own;
 use crate::vdso::{bridge::Bridge, frozen};
-use crate::{attributes, kin, memory, plausible, processor, state, tree, verify};
+use crate::{attributes, kin, later, memory, plausible, processor, state, tree, verify};
 use belay_abi::restore::Fill;
 use belay_image::extents::Extent;
 use belay_image::model::{Job, Process, Processor};
@@ -54,7 +54,9 @@ pub fn decide(job: &Job, extents: &[Extent]) {
         };
         let taken: Vec<_> = p.vmas.iter().map(|v| v.start..v.end).collect();
         let base = find_gap(&taken, 1 << 20).unwrap_or(TASK_SIZE / 2);
-        for lazy in [false, true] {
+        let all: Vec<Range> = p.vmas.iter().map(|v| v.start..v.end).collect();
+        drop(later::split(&p.vmas, &later::touched(p), &[], &mut pieces.clone()));
+        for uffd in [None, Some(7)] {
             let input = memory::Input {
                 vmas: &p.vmas,
                 fills: pieces.iter().map(fill).collect(),
@@ -65,10 +67,10 @@ pub fn decide(job: &Job, extents: &[Extent]) {
                 foreign: None,
                 keys: memory::keys::Keys::of(&p.vmas, p.keys),
                 pid: p.pid,
-                lazy,
+                later: (&all, uffd),
                 kept: &[],
                 drops: &[],
-                ask_huge: lazy,
+                ask_huge: uffd.is_some(),
                 shared_fd: &|object, _| (object.ino % 3 != 0).then_some(5),
                 segment_bytes: &|id| (id % 3 != 0).then_some(8192),
                 copy: &|path, _| path.as_bytes().len().is_multiple_of(3).then_some(6),

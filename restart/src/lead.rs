@@ -10,12 +10,12 @@ use crate::fail::{Outcome, RestartError};
 use crate::shown::Shown;
 use crate::sys;
 use belay_kernel::seccomp::Answer;
-use belay_kernel::{numbers, pidfd, proc, seccomp};
+use belay_kernel::{numbers, seccomp};
 use belay_plugins::{lead, Book};
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Calls that execute a program.
 const EXECUTIONS: [i64; 2] = [libc::SYS_execve, libc::SYS_execveat];
@@ -47,11 +47,6 @@ pub(crate) fn ask(questions: Questions, room: &Range<RawFd>) -> io::Result<Owned
     sys::dup_into(listener, room)
 }
 
-/// In the agent: takes descriptor `fd` of the process behind `pidfd`.
-pub(crate) fn take(process: &OwnedFd, fd: u64) -> io::Result<OwnedFd> {
-    pidfd::getfd(process.as_fd(), i32::try_from(fd).map_err(io::Error::other)?)
-}
-
 /// In the agent: makes the process that answers; the restarted programs have stacks that begin at `programs`, and new
 /// ones are shown the namespaces in `shown`.
 pub(crate) fn begin(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown: Option<&Shown>) -> Outcome<()> {
@@ -68,7 +63,8 @@ fn stand_by(listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>, shown
     // Neither the terminal's signals nor the job's end by its group are meant for it.
     let _ = sys::setsid();
     let _ = rustix::thread::set_name(c"belay-lead");
-    close_all_but(&listeners);
+    let keep: Vec<RawFd> = listeners.iter().map(AsRawFd::as_raw_fd).collect();
+    sys::close_all_but(&keep);
     loop {
         let child = match sys::fork(0, libc::SIGCHLD, 0) {
             Ok(0) => answer_all(listeners, book, programs, shown),
@@ -110,14 +106,4 @@ fn answer_all(mut listeners: Vec<OwnedFd>, book: &Book, programs: &HashSet<u64>,
         listeners.retain(|_| !over.next().unwrap_or(false));
     }
     sys::exit_now(0)
-}
-
-/// The job's descriptors are not to be held open here, nor the job directory's lock.
-fn close_all_but(keep: &[OwnedFd]) {
-    for fd in proc::fds(std::process::id().cast_signed()).unwrap_or_default() {
-        if !keep.iter().any(|k| k.as_raw_fd() == fd) {
-            // Nothing else in this process uses its descriptors any more.
-            let _ = numbers::close(fd, fd);
-        }
-    }
 }

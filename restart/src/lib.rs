@@ -23,6 +23,7 @@ mod contents;
 mod control;
 mod explain;
 mod fail;
+mod filling;
 mod front;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -32,11 +33,13 @@ mod inherited;
 mod init;
 mod initial;
 mod kin;
+mod later;
 mod layout;
 mod lead;
 mod leftout;
 mod memory;
 mod namespace;
+mod pager;
 mod plausible;
 mod process;
 mod processor;
@@ -55,6 +58,7 @@ mod verify;
 
 pub use code::Mapped;
 pub use fail::RestartError;
+pub use filling::Filling;
 pub use front::{by_user, End};
 
 use belay_kernel::blob::Blob;
@@ -71,7 +75,8 @@ use verify::Loaded;
 /// Choices for a restart.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Map page files and read pages on demand instead of reading them before the first instruction.
+    /// Fill large private memory while the job runs, where the system allows that, instead of before its first
+    /// instruction.
     pub lazy: bool,
     /// Restart on a processor that lacks instructions which the job may have chosen to use.
     pub any_cpu: bool,
@@ -87,7 +92,7 @@ pub struct Options {
 }
 
 /// What the agent of the restarted job learns.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Restored {
     /// PID of the launched command.
     pub root_pid: i32,
@@ -101,6 +106,8 @@ pub struct Restored {
     pub gated: bool,
     /// The files that they map, other than through descriptors.
     pub code: Mapped,
+    /// The filling of their memory, where it goes on: its pages have not all been compared with their checksums yet.
+    pub filling: Option<Filling>,
 }
 
 /// What the agent of the restarted job tells its front.
@@ -288,6 +295,7 @@ fn make(
         led: restarted.led,
         gated: restarted.gated,
         code: restarted.code,
+        filling: restarted.filling,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::vdso::{self, Foreign};
 use belay_abi::restore::{Call, Fill, Step, CALL_EXPECT_ARG0, CALL_KEEP, CALL_MAY_FAIL, CALL_USE_KEPT_ARG0, CALL_USE_KEPT_ARG4};
 use belay_image::model::{FileIdentity, ObjectId, Vma, VmaKind};
 use belay_image::name::Name;
-use belay_kernel::{guards, hugepages};
+use belay_kernel::{guards, hugepages, missing};
 use keys::Keys;
 
 const PROT_READ: u64 = 1;
@@ -38,10 +38,6 @@ const MADV_NOHUGEPAGE: u64 = 15;
 const MADV_GUARD_INSTALL: u64 = guards::INSTALL as u64;
 const PR_SET_VMA: u64 = 0x5356_4d41;
 const O_RDONLY_CLOEXEC: u64 = 0o2000000;
-/// With `lazy`, shorter pieces are read at once.
-const LAZY_PIECE_BYTES: u64 = 256 << 10;
-/// With `lazy`, at most this many mappings of page files are made for one process.
-const LAZY_PIECES: usize = 16_000;
 /// Mappings at least this long and nearly full are filled as huge pages.
 const HUGE_BYTES: u64 = 4 << 20;
 
@@ -62,7 +58,8 @@ pub(crate) struct Input<'a> {
     pub(crate) keys: Keys,
     /// PID of the process itself.
     pub(crate) pid: i32,
-    pub(crate) lazy: bool,
+    /// Mappings that are filled when the process runs already, ascending, and the userfaultfd by which it waits for that.
+    pub(crate) later: (&'a [Range], Option<i32>),
     /// What of its memory is mapped already, inherited from its maker or read for those that it has made; ascending.
     pub(crate) kept: &'a [Range],
     /// Pages in it that it does not have.
@@ -322,17 +319,14 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     let fixed = |flags: u64, fd: i32, offset: u64| {
         call(Step::Map, i, nr::MMAP, &[start, bytes, first_prot, flags, signed(fd), offset]).with(CALL_EXPECT_ARG0)
     };
-    let mut lazy = input.lazy && !has("wf"); // only anonymous memory can have this
     match &vma.kind {
         // The restorer puts a ring there; that of a device is only kept.
         VmaKind::Ring | VmaKind::Device(_) => {
-            lazy = false;
             p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         }
         VmaKind::Anonymous { .. } | VmaKind::Heap | VmaKind::FilePrivate { identity: None, .. } => {
             if has("gd") {
                 flags |= MAP_GROWSDOWN;
-                lazy = false;
             }
             let private = if is_droppable(vma) { MAP_DROPPABLE } else { MAP_PRIVATE };
             for r in missing {
@@ -342,12 +336,10 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
             }
         }
         VmaKind::HugeTlb { page_bytes } => {
-            lazy = false; // page files are in ordinary pages
             let huge = MAP_HUGETLB | u64::from(hugepages::size_flags(*page_bytes));
             p.before.push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS | huge, -1, 0));
         }
         VmaKind::Stack => {
-            lazy = false; // a mapping of a file cannot grow
             p.before
                 .push(fixed(flags | MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0));
         }
@@ -384,7 +376,7 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
     }
     let stored: u64 = fills.iter().map(|f| f.bytes).sum();
     let anonymous = matches!(vma.kind, VmaKind::Anonymous { .. } | VmaKind::Heap);
-    if input.ask_huge && !lazy && anonymous && !has("nh") && stored >= HUGE_BYTES && stored >= bytes / 8 * 7 {
+    if input.ask_huge && anonymous && !has("nh") && stored >= HUGE_BYTES && stored >= bytes / 8 * 7 {
         let args = [start, bytes, MADV_HUGEPAGE];
         p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
     }
@@ -393,11 +385,8 @@ fn map(input: &Input<'_>, i: usize, vma: &Vma, fills: Vec<Fill>, arena: &mut Are
         let args = [start, bytes, MADV_NOHUGEPAGE];
         p.before.push(call(Step::Map, i, nr::MADVISE, &args).with(CALL_MAY_FAIL));
     }
-    if lazy {
-        map_pages((i, vma.end), last_prot, fills, p);
-    } else {
-        p.fills.extend(fills);
-    }
+    p.fills.extend(fills);
+    await_pages(input, i, vma, arena, p);
     let needed = first_prot != prot || inherited && prot != PROT_READ | PROT_WRITE;
     if needed || key.is_some() {
         protect(i, vma, key, p);
@@ -438,56 +427,15 @@ fn seal(vmas: &[Vma], p: &mut MemoryPlan) {
     }
 }
 
-/// Maps page files over mapping `i`, which ends at `end`, instead of reading them.
-fn map_pages((i, end): (usize, u64), prot: u64, fills: Vec<Fill>, p: &mut MemoryPlan) {
-    let mut runs: Vec<(Fill, Vec<Fill>)> = Vec::new();
-    for f in fills {
-        match runs.last_mut() {
-            Some((run, parts)) if run.fd == f.fd && run.vaddr + run.bytes == f.vaddr && run.offset + run.bytes == f.offset => {
-                run.bytes += f.bytes;
-                parts.push(f);
-            }
-            _ => runs.push((f, vec![f])),
-        }
+/// Has the process wait for pages of mapping `i` that are missing, where they are filled later.
+fn await_pages(input: &Input<'_>, i: usize, vma: &Vma, arena: &mut Arena, p: &mut MemoryPlan) {
+    let (ranges, uffd) = input.later;
+    let found = ranges.binary_search_by_key(&vma.start, |r| r.start);
+    if let (Ok(_), Some(uffd)) = (found, uffd) {
+        let argument = arena.words(&missing::registration(vma.start, vma.end));
+        let args = [signed(uffd), missing::REGISTER, argument];
+        p.before.push(call(Step::Map, i, nr::IOCTL, &args));
     }
-    for (mut run, mut parts) in runs {
-        if run.vaddr + run.bytes == end {
-            // A program that lets its memory grow (mremap) would find the next pages of the file behind it. Where the
-            // last page is of another mapping, the kernel lets none grow, and the C library copies instead.
-            let last = parts.pop().map(split_last_page);
-            let Some((rest, last)) = last else { continue };
-            p.fills.push(last);
-            parts.extend(rest);
-            run.bytes -= belay_abi::PAGE;
-        }
-        let room = p.before.len() < LAZY_PIECES;
-        if run.bytes < LAZY_PIECE_BYTES || !room {
-            p.fills.extend(parts);
-            continue;
-        }
-        let args = [
-            run.vaddr,
-            run.bytes,
-            prot,
-            MAP_FIXED | MAP_PRIVATE,
-            u64::from(run.fd),
-            run.offset,
-        ];
-        p.before.push(call(Step::Map, i, nr::MMAP, &args).with(CALL_EXPECT_ARG0));
-    }
-}
-
-/// What is before the last page of `f`, if anything, and that page.
-fn split_last_page(f: Fill) -> (Option<Fill>, Fill) {
-    let before = f.bytes - belay_abi::PAGE;
-    let last = Fill {
-        vaddr: f.vaddr + before,
-        bytes: belay_abi::PAGE,
-        offset: f.offset + before,
-        sums: f.sums + before / belay_abi::PAGE * size_of::<u64>() as u64,
-        ..f
-    };
-    ((before > 0).then_some(Fill { bytes: before, ..f }), last)
 }
 
 /// Protection, once the pages are there.

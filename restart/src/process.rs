@@ -7,6 +7,7 @@ use crate::companion;
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::kin::Share;
+use crate::later::Later;
 use crate::layout::Range;
 use crate::spawn::{Companions, INSTALLED, LOADED};
 use crate::special::Special;
@@ -50,7 +51,8 @@ pub(crate) struct Context<'a> {
     pub(crate) extents: &'a HashMap<i32, Vec<Extent>>,
     /// What processes have in common, by PID.
     pub(crate) shares: &'a HashMap<i32, Share>,
-    pub(crate) lazy: bool,
+    /// What of processes is filled when they run already, by PID.
+    pub(crate) later: &'a HashMap<i32, Later>,
     pub(crate) ask_huge: bool,
     pub(crate) restore_timer_ids: bool,
     pub(crate) own: Own,
@@ -168,6 +170,8 @@ fn lay_out(cx: &Context<'_>, slot: usize, p: &Process, tid: i32) {
 /// Descriptors needed until the end, at numbers that the process does not use.
 struct Files {
     pages: HashMap<u32, OwnedFd>,
+    /// By which it waits for pages that are missing.
+    uffd: Option<RawFd>,
     exe: Option<OwnedFd>,
     shared: Vec<RawFd>,
 }
@@ -177,6 +181,7 @@ impl Files {
         let own = self.pages.values().chain(self.exe.iter());
         own.map(AsRawFd::as_raw_fd)
             .chain(self.shared.iter().copied())
+            .chain(self.uffd)
             .chain([control])
             .collect()
     }
@@ -238,7 +243,16 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         .collect();
     shared.sort_unstable();
     shared.dedup();
-    Ok(Files { pages, exe, shared })
+    let uffd = cx
+        .later
+        .get(&p.pid)
+        .map(|_| cx.shared.slot(cx.slot_of(p)).uffd.load(Ordering::Acquire));
+    Ok(Files {
+        pages,
+        uffd,
+        exe,
+        shared,
+    })
 }
 
 fn install(cx: &Context<'_>, p: &Process, files: &Files) -> Outcome<()> {

@@ -13,19 +13,20 @@ use crate::companion::{self, Companion};
 use crate::control::Shared;
 use crate::fail::{ended, Outcome, RestartError};
 use crate::kin::{self, Share, Unread};
+use crate::later::Later;
 use crate::shown::Shown;
 use crate::tree::{self, Node, NodeId, Role, Tree, AGENT};
 use crate::{lead, sys};
 use belay_abi::restore::STATE_FAILED;
 use belay_image::model::{Process, ProcessState, Thread};
 use belay_kernel::task::Task;
-use belay_kernel::{limits, process, signals};
+use belay_kernel::{limits, missing, process, signals};
 use belay_plugins::Rebuilder;
 use belay_storage::chunk::Chunk;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::atomic::Ordering;
 
 /// Slot state: exists.
@@ -64,6 +65,8 @@ pub(crate) struct Forest<'a> {
     pub(crate) kin: (&'a HashMap<i32, Share>, &'a HashMap<u32, Chunk>),
     /// What has been mapped for that.
     pub(crate) areas: kin::Areas,
+    /// What of processes is filled when they run already, by PID.
+    pub(crate) later: &'a HashMap<i32, Later>,
     /// Where the stacks of the programs begin.
     pub(crate) programs: &'a HashSet<u64>,
     /// What a process does when it is settled, with the threads that exist by then; does not return.
@@ -238,6 +241,12 @@ impl Forest<'_> {
             None
         };
         let companions = self.companions(process)?;
+        if self.later.contains_key(&process.pid) {
+            let uffd = missing::make().and_then(|uffd| sys::dup_into(uffd, &self.rebuilder.room()));
+            let uffd = uffd.map_err(failed("wait for missing pages (userfaultfd)"))?;
+            // The restorer closes it.
+            self.shared.slot(id).uffd.store(uffd.into_raw_fd(), Ordering::Release);
+        }
         self.shared.report(id, SETTLED);
         self.shared.await_stage(SETTLED);
         // The agent has taken it.

@@ -1,7 +1,7 @@
 //! System calls that neither `std` nor the `kernel` crate offers, as small checked functions.
 
 use belay_image::model::Credentials;
-use belay_kernel::{identity, ioctl, numbers, signals};
+use belay_kernel::{identity, ioctl, numbers, proc, signals};
 use rustix::process::{DumpableBehavior, Gid, Pid, Uid, WaitOptions};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io;
@@ -107,6 +107,17 @@ pub(crate) fn terminal() -> Option<OwnedFd> {
         .open("/dev/tty")
         .ok()
         .map(OwnedFd::from)
+}
+
+/// In a process of belay's own that is to outlive the agent: the job's descriptors are not to be held open there, nor the
+/// job directory's lock.
+pub(crate) fn close_all_but(keep: &[RawFd]) {
+    for fd in proc::fds(std::process::id().cast_signed()).unwrap_or_default() {
+        if !keep.contains(&fd) {
+            // Nothing else in this process uses its descriptors any more.
+            let _ = numbers::close(fd, fd);
+        }
+    }
 }
 
 /// Puts `/dev/null` in place of the standard descriptors.

@@ -179,19 +179,11 @@ impl Reached {
     }
 }
 
-/// Whether `map` is a piece of a chunk, as a lazy restart maps them: private memory of the program, whose pages have
-/// not been read yet.
-fn is_page_file(map: &Map) -> bool {
-    let file = Path::new(bare(map)).file_name().unwrap_or_default().as_bytes();
-    !map.shared && file.starts_with(b"pages-") && file.ends_with(b".bpg")
-}
-
 /// Which pages of `map` are stored in chunks.
 pub(crate) fn pages(map: &Map) -> Pages {
     match shown(map) {
         "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Pages::None,
         _ if map.shared || infiniband::is_mapping(map) => Pages::None,
-        _ if is_page_file(map) => Pages::All,
         _ if map.restored => Pages::Own,
         _ if map.ino != 0 && !was_there(map) && !starts(map, "/anon_hugepage") => Pages::All,
         _ => Pages::Own,
@@ -221,13 +213,13 @@ pub(crate) fn pages_early(map: &Map) -> Pages {
 
 /// Whether the image says of `map` that it is private memory of the file at a path.
 fn is_of_path(map: &Map) -> bool {
-    let special = map.restored || is_page_file(map) || infiniband::is_mapping(map) || huge(map).is_some();
+    let special = map.restored || infiniband::is_mapping(map) || huge(map).is_some();
     !map.shared && map.ino != 0 && !special && !held::is_held(map)
 }
 
 /// Whether `map` is a private mapping of a file to which no path leads: a memfd, a deleted file.
 pub(crate) fn is_nameless(map: &Map) -> bool {
-    !map.shared && bare(map) != map.name && pages(map) == Pages::All && !is_page_file(map) && huge(map).is_none()
+    !map.shared && bare(map) != map.name && pages(map) == Pages::All && huge(map).is_none()
 }
 
 /// The files of such mappings.
@@ -268,7 +260,7 @@ pub(crate) fn vma(map: &Map, seen: Option<&Map>, identities: &mut Identities) ->
             object: object(map),
             offset: map.offset,
         },
-        _ if map.ino == 0 || is_page_file(map) => VmaKind::Anonymous {
+        _ if map.ino == 0 => VmaKind::Anonymous {
             name: name
                 .strip_prefix("[anon:")
                 .and_then(|n| n.strip_suffix(']'))

@@ -92,6 +92,9 @@ impl Agent {
             let why = "the command has failed, and it is not known yet whether that is because a host is lost";
             return self.refuse(&wanted, &Failure::passing(Exit::CheckpointFailed, why));
         }
+        if self.awaits_memory(&mut wanted) {
+            return;
+        }
         if self.nodes.as_ref().is_some_and(Nodes::has_others) {
             return self.begin_together(wanted);
         }

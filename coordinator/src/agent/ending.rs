@@ -153,6 +153,7 @@ impl Agent {
 
     /// Nothing of the job is left: record how it ended, give the directory back, then tell everyone who waits for it.
     pub(super) fn end(mut self) -> i32 {
+        self.leave_memory();
         self.give_up_flush();
         self.empty_local_tiers();
         self.give_up_encoding();

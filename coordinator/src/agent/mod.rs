@@ -11,6 +11,7 @@ mod asking;
 mod checkpoints;
 mod encoding;
 mod ending;
+mod filling;
 mod flushing;
 mod losing;
 mod remotes;
@@ -27,6 +28,7 @@ pub use status::at_rest;
 
 use asking::Asking;
 use encoding::Encoding;
+use filling::Filled;
 use flushing::Flush;
 use losing::Losses;
 use stores::{collected_engine, numbers_unused};
@@ -173,6 +175,8 @@ pub struct Agent {
     encoding: Encoding,
     losses: Losses,
     asking: Asking,
+    /// Memory of the job that is filled while it runs.
+    filled: Option<Filled>,
 }
 
 /// What was committed since the agent began, and what it began with.
@@ -265,13 +269,8 @@ impl Agent {
             encoding,
             losses: Losses::new(restarts),
             asking: Asking::default(),
+            filled: None,
         })
-    }
-
-    /// The job goes on from the generation in `path`, whose memory has been read and found whole: what it stored need
-    /// not be stored again.
-    pub(crate) fn build_on(&mut self, path: &std::path::Path) {
-        self.engine.build_on(path);
     }
 
     /// After a restart from `generation`, which may be gone when the job ends.
@@ -476,7 +475,8 @@ impl Agent {
 
     /// Waits for something to happen and handles it.
     fn step(&mut self) -> Result<(), Failure> {
-        let fds: [RawFd; 12] = [
+        let [filler, stand_in] = self.filled.as_ref().map_or([-1; 2], Filled::descriptors);
+        let fds: [RawFd; 14] = [
             self.signals.as_raw_fd(),
             self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             self.interval.as_raw_fd(),
@@ -489,6 +489,8 @@ impl Agent {
             self.flush.done.as_raw_fd(),
             self.flush.again.as_raw_fd(),
             self.encoding.done.as_raw_fd(),
+            filler,
+            stand_in,
         ];
         let clients = self.clients.interest();
         let metrics = self.metrics_interest();
@@ -506,6 +508,9 @@ impl Agent {
         let (parted, metrics) = others.split_at(parting.len());
 
         // First what cannot wait.
+        if own[12] != 0 || own[13] != 0 {
+            self.look_at_memory();
+        }
         if own[8] != 0 && self.watch.take() > 0 {
             self.watch_memory();
         }

@@ -2,6 +2,7 @@
 
 use crate::control::Shared;
 use crate::fail::{ended, Outcome, RestartError};
+use crate::filling::Filling;
 use crate::tree::Tree;
 use belay_abi::restore::STATE_FAILED;
 use belay_kernel::{numbers, pidfd, proc};
@@ -13,6 +14,8 @@ use std::sync::atomic::Ordering;
 pub(super) struct Living<'a> {
     pub(super) pidfds: Vec<(usize, i32, OwnedFd)>,
     pub(super) group: Option<&'a dyn Group>,
+    /// Those that fill memory.
+    pub(super) filling: Option<Filling>,
 }
 
 impl Living<'_> {
@@ -26,6 +29,9 @@ impl Living<'_> {
     pub(super) fn glance(&self, shared: &Shared, tree: &Tree) -> Outcome<()> {
         if let Some(group) = self.group {
             group.attend();
+        }
+        if let Some(Err(e)) = self.filling.as_ref().and_then(Filling::end) {
+            return Err(e);
         }
         let mut polls: Vec<libc::pollfd> = self
             .pidfds
@@ -59,10 +65,12 @@ impl Living<'_> {
         Ok(())
     }
 
-    pub(super) fn kill(&self) {
+    /// Ends all that was made.
+    pub(super) fn end(self) {
         for (_, _, fd) in &self.pidfds {
             let _ = pidfd::send_signal(std::os::fd::AsFd::as_fd(fd), libc::SIGKILL);
         }
+        self.filling.into_iter().for_each(Filling::give_up);
     }
 }
 

@@ -50,7 +50,12 @@ fn fill(vaddr: u64, pages: u64, offset: u64) -> Fill {
     }
 }
 
-fn make(vmas: &[Vma], fills: Vec<Fill>, lazy: bool) -> Result<MemoryPlan, MemoryError> {
+fn make(vmas: &[Vma], fills: Vec<Fill>) -> Result<MemoryPlan, MemoryError> {
+    make_with(vmas, fills, &[])
+}
+
+/// The same, where these mappings are filled later.
+fn make_with(vmas: &[Vma], fills: Vec<Fill>, later: &[Range]) -> Result<MemoryPlan, MemoryError> {
     let input = Input {
         vmas,
         fills,
@@ -64,7 +69,7 @@ fn make(vmas: &[Vma], fills: Vec<Fill>, lazy: bool) -> Result<MemoryPlan, Memory
         foreign: None,
         keys: Keys::of(vmas, 0),
         pid: 1,
-        lazy,
+        later: (later, Some(8)),
         kept: &[],
         drops: &[],
         ask_huge: true,
@@ -135,8 +140,8 @@ fn protected_mappings_with_pages_end_protected() {
         fill(0x3_1000, 1, 0x5000),
         fill(0x6_1000, 1, 0x6000),
     ];
-    for lazy in [false, true] {
-        let space = carry_out(&make(&vmas, fills.clone(), lazy).unwrap());
+    for later in [vec![], vec![0x1_0000..0x1_4000, 0x5_0000..0x5_2000]] {
+        let space = carry_out(&make_with(&vmas, fills.clone(), &later).unwrap());
         for v in vmas.iter().filter(|v| v.kind != VmaKind::Vsyscall) {
             for at in (v.start..v.end).step_by(4096) {
                 assert_eq!(space[&at].0, u64::from(v.prot), "protection at {at:#x}");
@@ -149,25 +154,24 @@ fn protected_mappings_with_pages_end_protected() {
 }
 
 #[test]
-fn lazy_maps_long_runs_and_reads_short_ones() {
-    let vmas = [vma(0x10_0000, 512, 3, anonymous()), vma(0x80_0000, 512, 3, VmaKind::Stack)];
-    let mut fills: Vec<Fill> = (0..8).map(|i| fill(0x10_0000 + i * 0x4_0000, 64, i * 0x4_0000)).collect();
-    fills.push(fill(0x30_0000 - 0x1000, 1, 0x100_0000));
-    fills.push(fill(0x80_0000, 512, 0x200_0000));
-    // The first eight touch in memory and file: one mapping. The last page of it is replaced by the ninth.
-    fills[7].bytes -= 0x1000;
-    let p = make(&vmas, fills, true).unwrap();
-    let mapped: Vec<&Call> = p.before.iter().filter(|c| c.nr == nr::MMAP && c.args[4] == 9).collect();
-    assert_eq!(mapped.len(), 1);
-    assert_eq!((mapped[0].args[0], mapped[0].args[1]), (0x10_0000, 8 * 0x4_0000 - 0x1000));
-    assert_eq!(p.fills.len(), 2, "the single page and the stack are read");
+fn missing_pages_are_waited_for_as_soon_as_their_mapping_is_there() {
+    let vmas = [vma(0x10_0000, 512, 1, anonymous()), vma(0x80_0000, 512, 3, VmaKind::Heap)];
+    let p = make_with(&vmas, vec![fill(0x10_3000, 1, 0)], &[0x10_0000..0x30_0000]).unwrap();
+    let maps = |c: &Call| c.nr == nr::MMAP && c.args[0] == 0x10_0000;
+    let mapped = p.before.iter().position(maps).unwrap();
+    let waits: Vec<usize> = (0..p.before.len()).filter(|i| p.before[*i].nr == nr::IOCTL).collect();
+    assert!(waits.len() == 1 && waits[0] > mapped, "the second mapping is complete");
+    assert_eq!(p.before[waits[0]].args[..2], [8, missing::REGISTER]);
+    let space = carry_out(&p);
+    assert_eq!(space[&0x10_0000].0, 1, "protected as it was");
+    assert!(space[&0x10_3000].2, "what is read at once is");
 }
 
 #[test]
 fn a_reservation_of_terabytes_is_one_call() {
     let mut big = vma(0x1000_0000_0000, (2 << 40) / 4096, 3, anonymous());
     big.flags.push("nr".into());
-    let p = make(&[big], vec![fill(0x1000_0000_0000, 1, 0)], false).unwrap();
+    let p = make(&[big], vec![fill(0x1000_0000_0000, 1, 0)]).unwrap();
     let maps: Vec<&Call> = p.before.iter().filter(|c| c.nr == nr::MMAP).collect();
     assert_eq!(maps.len(), 1);
     assert_eq!(maps[0].args[3] & MAP_NORESERVE, MAP_NORESERVE);
@@ -179,16 +183,11 @@ fn a_reservation_of_terabytes_is_one_call() {
 
 #[test]
 fn dense_mappings_are_filled_as_huge_pages() {
-    let p = make(
-        &[vma(0x1000_0000, 4096, 3, anonymous())],
-        vec![fill(0x1000_0000, 4096, 0)],
-        false,
-    )
-    .unwrap();
+    let p = make(&[vma(0x1000_0000, 4096, 3, anonymous())], vec![fill(0x1000_0000, 4096, 0)]).unwrap();
     assert!(p.before.iter().any(|c| c.nr == nr::MADVISE && c.args[2] == MADV_HUGEPAGE));
     let mut no = vma(0x1000_0000, 4096, 3, anonymous());
     no.flags.push("nh".into());
-    let p = make(&[no], vec![fill(0x1000_0000, 4096, 0)], false).unwrap();
+    let p = make(&[no], vec![fill(0x1000_0000, 4096, 0)]).unwrap();
     let advice = p.before.iter().filter(|c| c.nr == nr::MADVISE).map(|c| c.args[2]);
     assert_eq!(advice.collect::<Vec<_>>(), [MADV_NOHUGEPAGE], "before it is read");
 }
@@ -213,7 +212,7 @@ fn system_v_attachments_are_made_once_and_trimmed() {
         part(0x20_0000, 1, 3, 0),
         part(0x20_2000, 2, 1, 0x2000),
     ];
-    let p = make(&vmas, Vec::new(), false).unwrap();
+    let p = make(&vmas, Vec::new()).unwrap();
     let attached: Vec<[u64; 3]> = p
         .before
         .iter()
@@ -237,34 +236,32 @@ fn what_cannot_be_is_refused_by_name() {
         offset: 0,
         may_write: false,
     };
-    assert!(make(&[vma(0x10_0000, 1, 1, shared(7))], vec![], false).is_ok());
+    assert!(make(&[vma(0x10_0000, 1, 1, shared(7))], vec![]).is_ok());
     assert!(matches!(
-        make(&[vma(0x10_0000, 1, 1, shared(8))], vec![], false),
+        make(&[vma(0x10_0000, 1, 1, shared(8))], vec![]),
         Err(MemoryError::Mapping(0x10_0000, _))
     ));
-    let stray = make(&[vma(0x10_0000, 1, 1, shared(7))], vec![fill(0x10_0000, 1, 0)], false);
+    let stray = make(&[vma(0x10_0000, 1, 1, shared(7))], vec![fill(0x10_0000, 1, 0)]);
     assert_eq!(stray.unwrap_err(), MemoryError::Stray(0x10_0000));
     let across = [vma(0x10_0000, 1, 3, anonymous()), vma(0x10_1000, 1, 3, anonymous())];
     assert_eq!(
-        make(&across, vec![fill(0x10_0000, 2, 0)], false).unwrap_err(),
+        make(&across, vec![fill(0x10_0000, 2, 0)]).unwrap_err(),
         MemoryError::Stray(0x10_0000)
     );
-    let other = make(&[vma(0x10_0000, 3, 5, VmaKind::Vdso("vdso".into()))], vec![], false);
+    let other = make(&[vma(0x10_0000, 3, 5, VmaKind::Vdso("vdso".into()))], vec![]);
     assert!(matches!(other.unwrap_err(), MemoryError::Special(name, _) if name == "vdso"));
     let mut huge = vma(0x10_0000, 512, 3, anonymous());
     huge.flags.push("ht".into());
-    assert!(make(&[huge], vec![], false).is_err());
+    assert!(make(&[huge], vec![]).is_err());
 }
 
 #[test]
 fn huge_pages_are_mapped_as_such_and_read_at_once() {
     let mut huge = vma(0x20_0000, 512, 1, VmaKind::HugeTlb { page_bytes: 2 << 20 });
     huge.flags.push("ht".into());
-    for lazy in [false, true] {
-        let p = make(&[huge.clone()], vec![fill(0x20_0000, 512, 0)], lazy).unwrap();
-        assert_eq!(p.fills.len(), 1);
-        let map = p.before.iter().find(|c| c.nr == nr::MMAP).unwrap();
-        assert_eq!(map.args[3], MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << 26);
-        assert_eq!(carry_out(&p)[&0x20_0000].0, 1, "protected as it was");
-    }
+    let p = make(&[huge], vec![fill(0x20_0000, 512, 0)]).unwrap();
+    assert_eq!(p.fills.len(), 1);
+    let map = p.before.iter().find(|c| c.nr == nr::MMAP).unwrap();
+    assert_eq!(map.args[3], MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << 26);
+    assert_eq!(carry_out(&p)[&0x20_0000].0, 1, "protected as it was");
 }

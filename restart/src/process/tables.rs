@@ -229,7 +229,7 @@ fn own_memory(
         foreign: cx.foreign.zip(cx.places.get(&p.pid)),
         keys: Keys::of(&p.vmas, p.keys),
         pid: p.pid,
-        lazy: cx.lazy,
+        later: (cx.later.get(&p.pid).map_or(&[], |l| l.ranges.as_slice()), files.uffd),
         kept: share.map_or(&[], |s| s.kept.as_slice()),
         drops: share.map_or(&[], |s| s.drops.as_slice()),
         ask_huge: cx.ask_huge && !p.prctl.thp_disable,
