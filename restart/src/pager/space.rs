@@ -106,7 +106,14 @@ impl Space {
     /// this one is not among.
     pub(super) fn hear(&mut self, all: &mut VecDeque<Space>) -> Outcome<bool> {
         let mut changed = false;
-        while let Some(event) = missing::read(self.uffd.as_fd()).map_err(super::failed)? {
+        loop {
+            let event = match missing::read(self.uffd.as_fd()) {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                // One more child than there is room for waits until another's memory is there.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => break,
+                Err(e) => return Err(super::failed(e)),
+            };
             changed |= !matches!(event, Event::Fault(_));
             match event {
                 Event::Fault(at) => self.faults.push(at),
@@ -265,5 +272,90 @@ impl Space {
     /// Looks whether the memory is still somebody's.
     pub(super) fn look(&mut self) -> Outcome<bool> {
         self.zero(NOWHERE).map(|_| self.gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(page: u64, pages: u64) -> Extent {
+        Extent {
+            vaddr: page * PAGE,
+            bytes: pages * PAGE,
+            chunk: 1,
+            page: page as u32,
+        }
+    }
+
+    fn space() -> Space {
+        let any = std::fs::File::open("/dev/null").unwrap();
+        Space::new(any.into(), &[extent(10, 10), extent(40, 10)])
+    }
+
+    /// By the page: where in the chunk it is stored.
+    fn missing(s: &Space) -> Vec<(u64, u32)> {
+        let each = |e: Extent| (0..e.pages()).map(move |i| (e.vaddr / PAGE + i, e.page + i as u32));
+        s.pending.pages().flat_map(each).collect()
+    }
+
+    fn expected(parts: &[(u64, u32, u64)]) -> Vec<(u64, u32)> {
+        let each = |(at, from, n): &(u64, u32, u64)| {
+            let (at, from) = (*at, *from);
+            (0..*n).map(move |i| (at + i, from + i as u32))
+        };
+        parts.iter().flat_map(each).collect()
+    }
+
+    /// Nobody changes anything at this moment.
+    fn rest(s: &mut Space) {
+        s.put(Ok(Put::There)).unwrap();
+    }
+
+    #[test]
+    fn what_was_moved_to_a_place_that_another_thread_unmapped_before_stays() {
+        let mut s = space();
+        // The second thread is told of first.
+        s.moves(40 * PAGE, 10 * PAGE, 4 * PAGE, &mut VecDeque::new());
+        s.unmaps(10 * PAGE, 20 * PAGE);
+        assert_eq!(missing(&s), expected(&[(10, 40, 4), (44, 44, 6)]));
+        rest(&mut s);
+        s.unmaps(10 * PAGE, 20 * PAGE);
+        assert_eq!(missing(&s), expected(&[(44, 44, 6)]), "it began afterwards");
+        assert_eq!(
+            s.dropped.iter().map(Extent::pages).sum::<u64>(),
+            14,
+            "every page is dropped once"
+        );
+    }
+
+    #[test]
+    fn a_child_has_what_was_there_before_and_after() {
+        let mut all = VecDeque::new();
+        let mut s = space();
+        let other = || std::fs::File::open("/dev/null").unwrap().into();
+        s.unmaps(10 * PAGE, 12 * PAGE);
+        s.moves(40 * PAGE, 70 * PAGE, 2 * PAGE, &mut all);
+        let child = s.child(other());
+        let both = [(10, 10, 10), (40, 40, 10), (70, 40, 2)];
+        assert_eq!(missing(&child), expected(&both));
+        assert!(!child.restored);
+        s.recent.children.push(child.id);
+        all.push_back(child);
+        // Told of later, and done before perhaps.
+        s.moves(44 * PAGE, 80 * PAGE, PAGE, &mut all);
+        let child = all.pop_front().unwrap();
+        assert_eq!(
+            missing(&child),
+            expected(&[(10, 10, 10), (40, 40, 10), (70, 40, 2), (80, 44, 1)])
+        );
+        rest(&mut s);
+        let later = s.child(other());
+        assert_eq!(missing(&later), missing(&s), "nothing is in doubt");
+        s.recent.children.push(later.id);
+        all.push_back(later);
+        rest(&mut s);
+        s.moves(45 * PAGE, 90 * PAGE, PAGE, &mut all);
+        assert!(!missing(&all[0]).contains(&(90, 45)));
     }
 }
