@@ -11,6 +11,8 @@ use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -85,22 +87,26 @@ fn restart(job: &mut Job) -> Result<[i32; 2], Failure> {
         want(Instant::now() < end && !job.has_ended()?, || {
             format!("nobody fills memory: {}", job.output_text())
         })?;
+        std::thread::sleep(Duration::from_micros(500));
     }
 }
 
-/// Lets the process that fills run for a tenth of the time, until it has done all.
-fn slow(job: &mut Job, pager: i32) -> Result<(), Failure> {
-    let end = Instant::now() + LIMIT;
-    while procs::state(pager).is_some_and(|s| s != 'Z') {
-        procs::signal(pager, libc::SIGSTOP);
-        std::thread::sleep(Duration::from_millis(5));
-        procs::signal(pager, libc::SIGCONT);
-        std::thread::sleep(Duration::from_micros(500));
-        want(Instant::now() < end && !job.has_ended()?, || {
-            format!("memory is not filled: {}; {}", job.stuck(), job.output_text())
-        })?;
-    }
-    Ok(())
+/// Lets the process that fills run for a tenth of the time while `f` runs.
+fn slowed<T>(pager: i32, f: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                procs::signal(pager, libc::SIGSTOP);
+                std::thread::sleep(Duration::from_millis(5));
+                procs::signal(pager, libc::SIGCONT);
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        let done = f();
+        over.store(true, Ordering::Relaxed);
+        done
+    })
 }
 
 /// Nobody fills memory any more.
@@ -122,7 +128,7 @@ fn changes(threads: &str, place: &Place, user: User, rng: &mut Rng) -> Result<()
     for round in 0..rounds(4) {
         let [_, pager] = restart(&mut job)?;
         if rng.below(2) == 0 {
-            slow(&mut job, pager).map_err(|e| format!("round {round}: {e}"))?;
+            slowed(pager, || filled(&mut job)).map_err(|e| format!("round {round}: {e}"))?;
         }
         job.progress(LIMIT).map_err(|e| format!("round {round}: {e}"))?;
         if rng.below(2) == 0 {
@@ -186,9 +192,7 @@ fn killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
 fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let mut job = checkpointed(place, user, "agent", "2")?;
     for round in 0..rounds(3) {
-        let [_, pager] = restart(&mut job)?;
-        job.progress(LIMIT)?;
-        procs::signal(pager, libc::SIGSTOP);
+        let pager = hold(&mut job)?;
         let front = job.pid().unwrap_or(0);
         let (_, agent) = procs::program_and_agent(front, "mem_lazy").ok_or("no agent")?;
         std::thread::sleep(Duration::from_micros(rng.below(20_000)));
@@ -205,13 +209,7 @@ fn agent_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure>
 /// Agent and then the process that fills are killed: nothing goes on.
 fn both_killed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = checkpointed(place, user, "both", "2")?;
-    let [_, pager] = restart(&mut job)?;
-    job.progress(LIMIT)?;
-    procs::signal(pager, libc::SIGSTOP);
-    let end = Instant::now() + LIMIT;
-    while procs::state(pager) != Some('T') {
-        want(Instant::now() < end, || "memory was filled too fast".into())?;
-    }
+    let pager = hold(&mut job)?;
     let front = job.pid().unwrap_or(0);
     let (_, agent) = procs::program_and_agent(front, "mem_lazy").ok_or("no agent")?;
     std::thread::sleep(Duration::from_millis(20));
@@ -319,14 +317,39 @@ fn at_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// What is asked of a job while its memory is filled: it answers, ends when it is told to, and a second restart while the
-/// first is filled works.
+/// Restarts the job and stops the process that fills its memory, once the program runs.
+fn hold(job: &mut Job) -> Result<i32, Failure> {
+    let [_, pager] = restart(job)?;
+    slowed(pager, || job.progress(LIMIT))?;
+    procs::signal(pager, libc::SIGSTOP);
+    let end = Instant::now() + Duration::from_secs(2);
+    while procs::state(pager) != Some('T') {
+        want(Instant::now() < end, || "memory was filled too fast".into())?;
+    }
+    Ok(pager)
+}
+
+/// What is asked of a job while its memory is filled: a checkpoint waits, while the job answers, and it ends when it is
+/// told to. A second restart while the first is filled works.
 fn commands(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let mut job = checkpointed(place, user, "commands", "2")?;
-    let [_, pager] = restart(&mut job)?;
-    job.progress(LIMIT)?;
-    procs::signal(pager, libc::SIGSTOP);
     let dir = job.dir().display().to_string();
+    let pager = hold(&mut job)?;
+    let _ = std::fs::remove_file(forks(&job));
+    let asked = job
+        .belay(&["checkpoint", &dir])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut asked = asked.map_err(|e| e.to_string())?;
+    std::thread::sleep(Duration::from_millis(500));
+    let early = asked.try_wait().map_err(|e| e.to_string())?;
+    want(early.is_none(), || format!("a checkpoint did not wait: {early:?}"))?;
+    want(job.answers(LIMIT)?, || job.output_text())?;
+    procs::signal(pager, libc::SIGCONT);
+    let o = asked.wait_with_output().map_err(|e| e.to_string())?;
+    want(o.status.success() && pagers(&job).is_empty(), || text(&o))?;
+    hold(&mut job)?;
     want(job.answers(LIMIT)?, || job.output_text())?;
     let o = output(job.belay(&["stop", &dir]), LIMIT)?;
     want(o.status.success(), || text(&o))?;
