@@ -11,13 +11,12 @@
 //!
 //! Why at most one thread is in, and none while the gate is shut: README.md.
 
-use crate::arch::own_slot;
 use crate::gate::{self, Inside, Slot};
 use crate::lock::spin;
-use std::cell::UnsafeCell;
+use crate::sync::{compiler_fence, everybody_passes, own_slot, yield_now, AtomicBool, AtomicUsize, Ordering};
+use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
 use std::ptr::null;
-use std::sync::atomic::{compiler_fence, AtomicBool, AtomicUsize, Ordering};
 
 /// Owners that a lock may have had: the thread that has set all up is often another than the one that works then.
 const OWNERS: usize = 4;
@@ -52,10 +51,10 @@ impl<T: Default> Default for Biased<T> {
 }
 
 impl<T> Biased<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Biased {
             owner: AtomicUsize::new(STRUCK),
-            busy: [const { AtomicBool::new(false) }; OWNERS],
+            busy: Default::default(),
             held: AtomicBool::new(false),
             kept: UnsafeCell::new(null()),
             value: UnsafeCell::new(value),
@@ -128,7 +127,7 @@ impl<T> Biased<T> {
         self.owner.store(word | STRUCK, Ordering::SeqCst);
         if owner != 0 {
             if owner != own {
-                gate::everybody_passes();
+                everybody_passes();
             }
             spin(|| !self.flag(number).load(Ordering::Acquire));
             if owner != own {
@@ -148,7 +147,8 @@ impl<T> Biased<T> {
     }
 
     fn try_held(&self) -> bool {
-        !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire)
+        let take = || self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        !self.held.load(Ordering::Relaxed) && take().is_ok()
     }
 
     /// The value, for whoever has taken the lock and kept it: it is given back when this is dropped.
@@ -198,6 +198,28 @@ impl<T> Struck for Biased<T> {
     }
 }
 
+/// Lets nobody in past the gate any more. False when it takes longer than `go_on` allows.
+pub(crate) fn strike_all<'a, L: Iterator<Item = &'a dyn Struck>>(locks: impl Fn() -> L, go_on: impl Fn() -> bool) -> bool {
+    let wait = |done: &dyn Fn() -> bool| {
+        while !done() {
+            if !go_on() {
+                return false;
+            }
+            yield_now();
+        }
+        true
+    };
+    let owned = Cell::new(false);
+    let strike = |lock: &dyn Struck| lock.strike().inspect(|had| owned.set(owned.get() | had)).is_some();
+    if !locks().all(|lock| wait(&|| strike(lock))) {
+        return false;
+    }
+    if owned.get() {
+        everybody_passes();
+    }
+    locks().all(|lock| wait(&|| lock.is_free()))
+}
+
 /// The value, as long as the lock is held.
 pub(crate) struct Held<'a, T> {
     lock: &'a Biased<T>,
@@ -240,4 +262,5 @@ impl<T> Drop for Held<'_, T> {
 }
 
 #[cfg(test)]
+#[path = "bias/tests.rs"]
 mod tests;

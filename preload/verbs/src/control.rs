@@ -4,11 +4,12 @@
 //! takes no signals, and ends with the process.
 
 use crate::drain;
-use crate::gate::{self, sleep, wake};
+use crate::gate;
 use crate::heap;
 use crate::rebuild;
+use crate::sync::{sleep, wake};
 use belay_abi::control::{
-    self, Control, Span, BUSY, CLOSE, DIED, DONE, MAGIC, MAX_FAULT, MORE, NAME, OPEN, REBUILD, REFUSED, VERSION, WAITERS,
+    self, Control, Span, BUSY, CLOSE, DONE, MAGIC, MAX_FAULT, MORE, NAME, OPEN, REBUILD, REFUSED, VERSION, WAITERS,
 };
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -184,24 +185,7 @@ pub(crate) fn wait_at_gate(by: u32) {
 
 /// The same for a change of what `order` is held by.
 fn wait_under(page: &Control, order: u32, by: u32) {
-    let hold = word(&page.hold, order);
-    let value = hold.load(Ordering::SeqCst);
-    if value & DIED != 0 {
-        // The kernel has woken one of those that wait.
-        if order == page.order.load(Ordering::SeqCst) {
-            let _ = hold.compare_exchange(value, 0, Ordering::SeqCst, Ordering::SeqCst);
-        }
-        wake(hold);
-    }
-    if control::is_held(value) {
-        sleep(hold, value);
-        if hold.load(Ordering::SeqCst) != value {
-            // Perhaps the kernel has woken this thread alone.
-            wake(hold);
-        }
-    } else if order == page.order.load(Ordering::SeqCst) {
-        gate::open(by, drain::go_on);
-    }
+    gate::wait_under(&page.order, word(&page.hold, order), order, by, drain::go_on);
 }
 
 /// Is this still the last order?

@@ -13,7 +13,7 @@
 //! no completion of its own.
 
 use crate::api::next_async;
-use crate::bias::Struck;
+use crate::bias::strike_all;
 use crate::control::{holds, Answer};
 use crate::gate;
 use crate::heap;
@@ -27,7 +27,6 @@ use crate::shadow::{ShadowQp, World, WORLD};
 use crate::sizes::{tell_sizes, too_much};
 use belay_abi::control::{Span, MAX_TOLD};
 use belay_ibv::*;
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
@@ -140,7 +139,7 @@ pub(crate) fn close(order: u32, round: u32, heard: u64, limit: Duration) -> Answ
         return Answer::Busy("nobody keeps the gate shut any more".into());
     }
     // SAFETY: on the lists, so they live.
-    if !unsafe { strike_all(&world, patient) } {
+    if !unsafe { strike_all(|| world.locks(), patient) } {
         return inside();
     }
     let mut held = STATE.lock();
@@ -187,28 +186,6 @@ pub(crate) fn close(order: u32, round: u32, heard: u64, limit: Duration) -> Answ
     }
     state.told = tell_all(&world, state, busy);
     Answer::More
-}
-
-/// Lets nobody in past the gate any more. False when it takes longer than `go_on` allows.
-pub(crate) unsafe fn strike_all(world: &World, go_on: impl Fn() -> bool) -> bool {
-    let wait = |done: &dyn Fn() -> bool| {
-        while !done() {
-            if !go_on() {
-                return false;
-            }
-            std::thread::yield_now();
-        }
-        true
-    };
-    let owned = Cell::new(false);
-    let strike = |lock: &dyn Struck| lock.strike().inspect(|had| owned.set(owned.get() | had)).is_some();
-    if !world.locks().all(|lock| wait(&|| strike(lock))) {
-        return false;
-    }
-    if owned.get() {
-        gate::everybody_passes();
-    }
-    world.locks().all(|lock| wait(&|| lock.is_free()))
 }
 
 type Peers<'a> = HashMap<&'a [u8], QpFact>;
@@ -320,28 +297,25 @@ fn peer_of(own: QpName, fact: &QpFact, peers: &Peers) -> Option<QpFact> {
 pub(crate) fn pending(q: &ShadowQp) -> impl Iterator<Item = Request> + Clone + '_ {
     // SAFETY: nobody posts.
     let log = unsafe { q.send.log.peek() };
-    (q.send.head.load(Acquire)..q.send.tail.load(Acquire))
-        .map(|i| log.entry(i))
-        .filter(|e| !e.marker)
-        .map(|e| Request {
-            need: match e.opcode {
-                opcode if takes_receive(opcode) => Need::Receive,
-                WR_RDMA_WRITE => Need::Nothing,
-                _ => Need::Answer,
-            },
-            signalled: q.sig_all || e.flags & SEND_SIGNALED != 0,
-        })
+    q.send.places().map(|i| log.entry(i)).filter(|e| !e.marker).map(|e| Request {
+        need: match e.opcode {
+            opcode if takes_receive(opcode) => Need::Receive,
+            WR_RDMA_WRITE => Need::Nothing,
+            _ => Need::Answer,
+        },
+        signalled: q.sig_all || e.flags & SEND_SIGNALED != 0,
+    })
 }
 
 fn at_rest(q: &ShadowQp, peers: &Peers, state: &State) -> bool {
     if q.kind() != QPT_RC {
         // What is sent leaves by itself.
-        return !places(q).any(|i| signalled(q, i));
+        return !q.send.places().any(|i| signalled(q, i));
     }
     let Some((own, fact)) = connected(q) else { return true };
     let Some(peer) = peer_of(own, &fact, peers) else {
         // What has no completion of its own is done after a while, or the connection has failed.
-        let silent = !places(q).any(|i| signalled(q, i));
+        let silent = !q.send.places().any(|i| signalled(q, i));
         return q.send.is_empty() || silent && is_quiet(q, &own, (&fact, None), state);
     };
     let told = Peer {
@@ -350,11 +324,6 @@ fn at_rest(q: &ShadowQp, peers: &Peers, state: &State) -> bool {
     };
     let quiet = is_quiet(q, &own, (&fact, Some(&peer)), state);
     fact.received >= peer.acknowledged && settled(pending(q), fact.acknowledged, told, quiet)
-}
-
-/// The places of the requests that are not known to be done.
-fn places(q: &ShadowQp) -> std::ops::Range<u64> {
-    q.send.head.load(Acquire)..q.send.tail.load(Acquire)
 }
 
 /// Whether the request in this place has a completion of its own.
@@ -366,7 +335,7 @@ fn signalled(q: &ShadowQp, place: u64) -> bool {
 /// Posts a marker behind the last request, where it has no completion of its own and the connection does not come to
 /// rest without.
 unsafe fn mark_if_needed(q: &ShadowQp, peers: &Peers, state: &State) {
-    let silent = places(q).last().is_some_and(|last| !signalled(q, last));
+    let silent = q.send.places().last().is_some_and(|last| !signalled(q, last));
     if q.kind() != QPT_RC || q.base.base.state != QPS_RTS || !silent || at_rest(q, peers, state) {
         return;
     }
@@ -381,10 +350,9 @@ unsafe fn mark_if_needed(q: &ShadowQp, peers: &Peers, state: &State) {
 /// Whether there is a place for a marker in both queues. It is none of the program's, which may post again before the
 /// marker is done.
 unsafe fn has_room(q: &ShadowQp) -> bool {
-    let markers = |q: &ShadowQp| q.send.markers.load(Acquire);
     let same = WORLD.peek().qps.iter().filter(|other| (***other).send_cq() == q.send_cq());
-    let on_their_way: u32 = same.map(|other| markers(&**other)).sum();
-    q.spare > 0 && markers(q) == 0 && on_their_way < (*q.send_cq()).spare as u32
+    let on_their_way: u32 = same.map(|other| (**other).send.markers()).sum();
+    q.spare > 0 && q.send.markers() == 0 && on_their_way < (*q.send_cq()).spare as u32
 }
 
 /// A connection to a port that no process of the job has, nor has had.

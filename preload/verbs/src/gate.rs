@@ -10,12 +10,14 @@
 //! its arguments, and goes on to the real function ([`nested`]). One with shadows is the program's, which the provider
 //! has called back: its allocator may register the memory that it gives.
 
-use crate::arch::{own_slot, set_own_slot};
+use crate::sync::{
+    at_end_of_thread, compiler_fence, everybody_passes, fence, of_threads, own_slot, register, set_own_slot, sleep, sleep_shortly,
+    statics, wake, AtomicBool, AtomicPtr, AtomicU32, Ordering,
+};
+use belay_abi::control::{is_held, DIED};
 use belay_ibv::Int;
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{compiler_fence, fence, AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::time::Duration;
 
 /// One thread. Two are never in one line of a processor's cache.
 #[repr(align(64))]
@@ -27,23 +29,24 @@ pub(crate) struct Slot {
     next: AtomicPtr<Slot>,
 }
 
-/// Of the library's own thread, which never goes in: it acts while nobody is inside.
-static KEEPER: Slot = Slot {
-    inside: AtomicU32::new(0),
-    used: AtomicBool::new(true),
-    next: AtomicPtr::new(null_mut()),
-};
+statics! {
+    /// Of the library's own thread, which never goes in: it acts while nobody is inside.
+    static KEEPER: Slot = Slot {
+        inside: AtomicU32::new(0),
+        used: AtomicBool::new(true),
+        next: AtomicPtr::new(null_mut()),
+    };
+    /// All slots there ever were; those of threads that have ended are used again.
+    static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
+    /// While the gate is shut, the order that has shut it, perhaps with [`LOOKING`].
+    static SHUT: AtomicU32 = AtomicU32::new(0);
+    /// The kernel makes the barrier for the others.
+    static ASYMMETRIC: AtomicBool = AtomicBool::new(false);
+}
 
-/// All slots there ever were; those of threads that have ended are used again.
-static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
-/// While the gate is shut, the order that has shut it, perhaps with [`LOOKING`].
-static SHUT: AtomicU32 = AtomicU32::new(0);
-/// The kernel makes the barrier for the others.
-static ASYMMETRIC: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
+of_threads! {
     /// How deep this thread is in real functions that may call exported ones.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static DEPTH: Cell<u32> = Cell::new(0);
 }
 
 /// In [`SHUT`]: somebody is about to open the gate.
@@ -51,7 +54,7 @@ pub(crate) const LOOKING: u32 = 0x80;
 
 /// Does a real function call, and not the program?
 pub(crate) fn nested() -> bool {
-    DEPTH.get() != 0
+    DEPTH.with(Cell::get) != 0
 }
 
 /// A thread that is inside, until this is dropped.
@@ -141,14 +144,14 @@ pub(crate) struct Calling(());
 
 impl Calling {
     pub(crate) fn begin() -> Self {
-        DEPTH.set(DEPTH.get() + 1);
+        DEPTH.with(|d| d.set(d.get() + 1));
         Calling(())
     }
 }
 
 impl Drop for Calling {
     fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
+        DEPTH.with(|d| d.set(d.get() - 1));
     }
 }
 
@@ -175,24 +178,14 @@ pub(crate) fn slot() -> &'static Slot {
 /// Gives the calling thread a slot, which it gives back when it ends.
 #[cold]
 fn first_time() -> &'static Slot {
-    static KEY: std::sync::OnceLock<libc::pthread_key_t> = std::sync::OnceLock::new();
-    let key = *KEY.get_or_init(|| {
-        let mut key = 0;
-        // SAFETY: a key of our own, whose destructor takes a slot, and a handler that is there as long as the library.
-        unsafe {
-            libc::pthread_key_create(&mut key, Some(give_back));
-            libc::pthread_atfork(None, None, Some(crate::control::after_fork));
-        }
-        key
-    });
     let slot = free_slot().unwrap_or_else(new_slot);
     set_own_slot(slot);
-    // SAFETY: a key that was made, and a slot, which is never freed.
-    unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(slot).cast()) };
+    // SAFETY: a slot is never freed.
+    unsafe { at_end_of_thread(give_back, std::ptr::from_ref(slot).cast()) };
     slot
 }
 
-unsafe extern "C" fn give_back(slot: *mut libc::c_void) {
+pub(crate) unsafe extern "C" fn give_back(slot: *mut libc::c_void) {
     set_own_slot::<Slot>(null());
     // SAFETY: what first_time has stored.
     unsafe { &*slot.cast::<Slot>() }.used.store(false, Ordering::Release);
@@ -211,15 +204,20 @@ fn free_slot() -> Option<&'static Slot> {
 }
 
 fn new_slot() -> &'static Slot {
-    let slot: &'static mut Slot = Box::leak(Box::new(Slot {
+    let slot: &'static Slot = Box::leak(Box::new(Slot {
         inside: AtomicU32::new(0),
         used: AtomicBool::new(true),
         next: AtomicPtr::new(null_mut()),
     }));
     let mut first = SLOTS.load(Ordering::Acquire);
     loop {
-        *slot.next.get_mut() = first;
-        match SLOTS.compare_exchange(first, slot, Ordering::AcqRel, Ordering::Acquire) {
+        slot.next.store(first, Ordering::Relaxed);
+        match SLOTS.compare_exchange(
+            first,
+            std::ptr::from_ref(slot).cast_mut(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
             Ok(_) => return slot,
             Err(now) => first = now,
         }
@@ -238,41 +236,23 @@ fn wait_outside(slot: &Slot) {
 
 /// From now on the calling thread's calls of exported functions are the provider's: the library's own thread.
 pub(crate) fn always_nested() {
-    DEPTH.set(1);
-    set_own_slot(&raw const KEEPER);
+    DEPTH.with(|d| d.set(1));
+    set_own_slot(keeper());
+}
+
+fn keeper() -> &'static Slot {
+    &KEEPER
 }
 
 /// Does the library's own thread ask?
 pub(crate) fn is_keeper() -> bool {
-    std::ptr::eq(own_slot::<Slot>(), &raw const KEEPER)
+    std::ptr::eq(own_slot::<Slot>(), keeper())
 }
-
-/// Asks the kernel for a barrier in every thread of the process.
-fn membarrier(command: i32) -> bool {
-    // SAFETY: no memory is involved.
-    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
-}
-const PRIVATE_EXPEDITED: i32 = 1 << 3;
-const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
 
 /// Lets the kernel make the barriers for the others, where it can.
 pub(crate) fn prepare() {
-    ASYMMETRIC.store(membarrier(REGISTER_PRIVATE_EXPEDITED), Ordering::SeqCst);
+    ASYMMETRIC.store(register(), Ordering::SeqCst);
 }
-
-/// Makes every thread of the process pass a barrier: of what a thread stores, and then loads without one of its own,
-/// either the store is seen from here on, or the load sees what was stored before this was called.
-pub(crate) fn everybody_passes() {
-    fence(Ordering::SeqCst);
-    // A process that was restarted may not be registered.
-    let passed = || membarrier(PRIVATE_EXPEDITED) || membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED);
-    if !passed() {
-        // The program has forbidden it since. No processor keeps a store back for so long.
-        std::thread::sleep(LONGER_THAN_A_STORE);
-    }
-    fence(Ordering::SeqCst);
-}
-const LONGER_THAN_A_STORE: Duration = Duration::from_millis(1);
 
 /// May a thread go in from now on without looking at the gate, because who shuts it tells it?
 pub(crate) fn may_be_fast() -> bool {
@@ -310,7 +290,6 @@ pub(crate) fn open(by: u32, first: impl FnOnce()) {
 
 /// Waits until no thread is inside. False when it takes longer than `go_on` allows.
 pub(crate) fn await_empty(go_on: impl Fn() -> bool) -> bool {
-    const LOOK_AGAIN_NS: i64 = 1_000_000;
     for slot in slots() {
         loop {
             let times = slot.inside.load(Ordering::SeqCst);
@@ -320,12 +299,7 @@ pub(crate) fn await_empty(go_on: impl Fn() -> bool) -> bool {
             if !go_on() {
                 return false;
             }
-            let time = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: LOOK_AGAIN_NS,
-            };
-            // SAFETY: a futex of this process, and a time.
-            unsafe { libc::syscall(libc::SYS_futex, slot.inside.as_ptr(), libc::FUTEX_WAIT, times, &time) };
+            sleep_shortly(&slot.inside, times);
         }
     }
     true
@@ -343,24 +317,26 @@ pub(crate) fn after_fork() {
     SHUT.store(0, Ordering::SeqCst);
 }
 
-/// Sleeps until the word has another value, at most.
-pub(crate) fn sleep(word: &AtomicU32, value: u32) {
-    // SAFETY: a futex of this process.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            value,
-            std::ptr::null::<libc::timespec>(),
-        )
-    };
-}
-
-/// Wakes whoever sleeps.
-pub(crate) fn wake(word: &AtomicU32) {
-    // SAFETY: a futex of this process.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+/// Waits at the gate that `by` has shut for a change of `hold`, by which `order` is held; opens the gate when that is not
+/// held any more and no order has been given since. `first` is done before anybody comes in.
+pub(crate) fn wait_under(last: &AtomicU32, hold: &AtomicU32, order: u32, by: u32, first: impl FnOnce()) {
+    let value = hold.load(Ordering::SeqCst);
+    if value & DIED != 0 {
+        // The kernel has woken one of those that wait.
+        if order == last.load(Ordering::SeqCst) {
+            let _ = hold.compare_exchange(value, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        wake(hold);
+    }
+    if is_held(value) {
+        sleep(hold, value);
+        if hold.load(Ordering::SeqCst) != value {
+            // Perhaps the kernel has woken this thread alone.
+            wake(hold);
+        }
+    } else if order == last.load(Ordering::SeqCst) {
+        open(by, first);
+    }
 }
 
 #[cfg(test)]

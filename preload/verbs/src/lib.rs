@@ -11,6 +11,7 @@
 //! | `path` | posting and polling: the only code that is hot |
 //! | `gate` | which threads are inside the verbs, and how they are kept out |
 //! | `bias`, `lock` | locks: of the hot path, and of all else |
+//! | `sync` | what these have of the processor and the kernel |
 //! | `control`, `rounds` | the page through which the agent asks, the thread that answers, what libraries tell each other |
 //! | `drain`, `settled` | coming to rest before a checkpoint |
 //! | `names` | how ports and queue pairs are called |
@@ -49,6 +50,7 @@ mod rounds;
 mod settled;
 mod shadow;
 mod sizes;
+mod sync;
 mod translate;
 
 /// Sets `errno`.

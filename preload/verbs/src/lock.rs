@@ -1,8 +1,8 @@
 //! A lock of our own: held for some hundred instructions, taken on the hot path, and never by a thread at the gate.
 
+use crate::sync::{constant, spin_loop, yield_now, AtomicBool, Ordering};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often one looks before giving the processor up.
 const LOOKS: u32 = 100;
@@ -13,9 +13,9 @@ pub(crate) fn spin(is_so: impl Fn() -> bool) {
     while !is_so() {
         looks += 1;
         if looks % LOOKS == 0 {
-            std::thread::yield_now();
+            yield_now();
         } else {
-            std::hint::spin_loop();
+            spin_loop();
         }
     }
 }
@@ -33,16 +33,18 @@ unsafe impl<T> Sync for Lock<T> {}
 unsafe impl<T> Send for Lock<T> {}
 
 impl<T> Lock<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Lock {
-            held: AtomicBool::new(false),
-            value: UnsafeCell::new(value),
+    constant! {
+        pub(crate) fn new(value: T) -> Self {
+            Lock {
+                held: AtomicBool::new(false),
+                value: UnsafeCell::new(value),
+            }
         }
     }
 
     #[inline]
     pub(crate) fn lock(&self) -> Held<'_, T> {
-        if self.held.swap(true, Ordering::Acquire) {
+        if !self.take() {
             self.wait();
         }
         Held(self)
@@ -50,7 +52,14 @@ impl<T> Lock<T> {
 
     #[cold]
     fn wait(&self) {
-        spin(|| !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire));
+        spin(|| !self.held.load(Ordering::Relaxed) && self.take());
+    }
+
+    /// Whether it was free, and is taken now.
+    #[inline]
+    fn take(&self) -> bool {
+        let taken = self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok()
     }
 
     /// In the child of a fork: whoever held it is not there, and what it was doing is left to itself.

@@ -2,12 +2,11 @@
 
 use crate::shadow::{Completion, ShadowCq, ShadowQp};
 use belay_ibv::*;
-use std::sync::atomic::Ordering::Acquire;
 
 /// Says of each receive of a queue pair in error that it was flushed, which its device has not said any more.
 pub(crate) unsafe fn flush_receives(q: &ShadowQp) {
     let log = q.recv.log.lock();
-    for i in q.recv.head.load(Acquire)..q.recv.tail.load(Acquire) {
+    for i in q.recv.places() {
         save(q.recv_cq(), completion(q, log.entry(i).wr_id, WC_RECV, WC_WR_FLUSH_ERR));
     }
     q.recv.clear();

@@ -24,6 +24,7 @@ use crate::sizes::{are_few_keys, is_open, tell_keys};
 use crate::translate::{self, adopt, tables, Keys, Places, Tables};
 use belay_ibv::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Release};
 
 /// GIDs of a port that are told of: as many as fit into a fact.
@@ -517,13 +518,16 @@ unsafe fn resend(q: &ShadowQp) -> Made {
     }
     let mut left = done(pending(q), acknowledged, received);
     let log = q.send.log.lock();
-    let (mut head, tail) = (q.send.head.load(Acquire), q.send.tail.load(Acquire));
-    let mut consumed = 0;
+    let Range {
+        start: mut head,
+        end: tail,
+    } = q.send.places();
+    let (mut consumed, mut marker) = (0, false);
     while head < tail && (left > 0 || log.entry(head).marker) {
         let e = *log.entry(head);
         head += 1;
         if e.marker {
-            q.send.markers.store(0, Release);
+            marker = true;
             continue;
         }
         left -= 1;
@@ -533,7 +537,7 @@ unsafe fn resend(q: &ShadowQp) -> Made {
         }
     }
     q.acknowledged.store(acknowledged + consumed, Release);
-    q.send.head.store(head, Release);
+    q.send.retire(head, marker);
     if rested == QPS_RTS || rested == QPS_SQD {
         // A marker that was on its way would be posted again without use, but in its place.
         let (_, error) = give(q, &log, head, tail);
@@ -545,8 +549,12 @@ unsafe fn resend(q: &ShadowQp) -> Made {
 /// Drops what is pending; a reliable queue pair says of each that it was flushed.
 unsafe fn flush(q: &ShadowQp) {
     let log = q.send.log.lock();
-    let (head, tail) = (q.send.head.load(Acquire), q.send.tail.load(Acquire));
-    for e in (head..tail).map(|i| log.entry(i)).filter(|e| !e.marker && q.kind() == QPT_RC) {
+    for e in q
+        .send
+        .places()
+        .map(|i| log.entry(i))
+        .filter(|e| !e.marker && q.kind() == QPT_RC)
+    {
         complete(q, e.wr_id, e.opcode, WC_WR_FLUSH_ERR);
     }
     drop(log);

@@ -1,112 +1,13 @@
-//! The lock as a model, in which every order of steps is gone through, and as it is, with the gate shut at any moment.
+//! The lock with the gate shut at any moment. In every order of its steps: `models`.
 
 use super::*;
-use crate::drain::strike_all;
 use crate::gate::tests::ALONE;
 use crate::path::tests::{end, End, NUMBER};
 use crate::shadow::World;
 use belay_ibv::*;
-use std::collections::HashSet;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-
-/// What a processor may keep back of its stores: `owner` or `busy`, and the value.
-type Store = (usize, u8);
-
-/// Memory, what each of the two threads has not stored yet, and where they are.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Model {
-    memory: [u8; 2],
-    kept: [Vec<Store>; 2],
-    at: [u8; 2],
-    times: u8,
-}
-const OWNER: usize = 0;
-const BUSY: usize = 1;
-const IN: u8 = 3;
-
-impl Model {
-    fn load(&self, thread: usize, place: usize) -> u8 {
-        let own = self.kept[thread].iter().rev().find(|s| s.0 == place);
-        own.map_or(self.memory[place], |s| s.1)
-    }
-
-    /// What thread 0, the owner, may do next: it looks, says that it is busy, looks again, is in, and leaves.
-    fn owner(&self, next: &mut Vec<Model>) {
-        let mut n = self.clone();
-        let mine = self.load(0, OWNER) == 1;
-        n.at[0] = match self.at[0] {
-            0 if mine && self.times < 2 => 1,
-            1 => 2,
-            2 if mine => IN,
-            2 | IN => 0,
-            _ => return,
-        };
-        match (self.at[0], n.at[0]) {
-            (1, _) => n.kept[0].push((BUSY, 1)),
-            (_, 0) => {
-                n.kept[0].push((BUSY, 0));
-                n.times += 1;
-            }
-            _ => {}
-        }
-        next.push(n);
-    }
-
-    /// The same of thread 1, which strikes the owner off, makes it pass a barrier, and is in when it is not busy.
-    fn other(&self, barrier: bool, next: &mut Vec<Model>) {
-        let mut n = self.clone();
-        match self.at[1] {
-            0 => n.kept[1].push((OWNER, 0)),
-            1 if barrier => {
-                for store in n.kept.iter_mut().rev().flat_map(std::mem::take) {
-                    n.memory[store.0] = store.1;
-                }
-            }
-            1 => {}
-            2 if self.load(1, BUSY) == 0 => {}
-            _ => return,
-        }
-        n.at[1] += 1;
-        next.push(n);
-    }
-
-    /// Whether both are in, in any order of what may happen.
-    fn both_in(barrier: bool) -> bool {
-        let first = Model {
-            memory: [1, 0],
-            kept: [Vec::new(), Vec::new()],
-            at: [0, 0],
-            times: 0,
-        };
-        let (mut seen, mut todo) = (HashSet::from([first.clone()]), vec![first]);
-        while let Some(m) = todo.pop() {
-            if m.at == [IN, IN] {
-                return true;
-            }
-            let mut next = Vec::new();
-            m.owner(&mut next);
-            m.other(barrier, &mut next);
-            for thread in 0..2 {
-                if !m.kept[thread].is_empty() {
-                    let mut n = m.clone();
-                    let (place, value) = n.kept[thread].remove(0);
-                    n.memory[place] = value;
-                    next.push(n);
-                }
-            }
-            todo.extend(next.into_iter().filter(|n| seen.insert(n.clone())));
-        }
-        false
-    }
-}
-
-#[test]
-fn with_the_barrier_and_not_without_it_one_is_in() {
-    assert!(!Model::both_in(true));
-    assert!(Model::both_in(false), "the model has no processor that keeps a store back");
-}
 
 /// Who is in the provider, by kind of call; what it has not completed; the gate is shut.
 static POSTING: AtomicU32 = AtomicU32::new(0);
@@ -207,7 +108,7 @@ fn shut(e: &End, order: u32) {
     let mut world = World::default();
     e.list(&mut world);
     // SAFETY: what is on the list lives.
-    assert!(unsafe { strike_all(&world, || true) });
+    assert!(unsafe { strike_all(|| world.locks(), || true) });
     AT_REST.store(true, SeqCst);
     for _ in 0..3 {
         assert_eq!((POSTING.load(SeqCst), POLLING.load(SeqCst)), (0, 0));

@@ -7,7 +7,6 @@ use crate::gate::Inside;
 use crate::shadow::{Building, Entry, Log, ShadowQp};
 use belay_ibv::*;
 use std::ptr::{addr_of, addr_of_mut};
-use std::sync::atomic::Ordering::{Relaxed, Release};
 
 unsafe fn building<'a>(qp: *mut QpEx) -> &'a mut Building {
     &mut *addr_of_mut!((*qp.cast::<ShadowQp>()).building)
@@ -33,7 +32,7 @@ unsafe fn begin(qp: *mut QpEx, entry: Entry) {
         return;
     }
     let mut log = q.send.log.held();
-    let at = q.send.tail.load(Relaxed) + b.count;
+    let at = q.send.next() + b.count;
     if at >= q.send.limit() {
         b.error = libc::ENOMEM;
     } else {
@@ -55,7 +54,7 @@ unsafe fn change(qp: *mut QpEx, with: impl FnOnce(&mut Log, u64) -> bool) {
         return;
     }
     let mut log = q.send.log.held();
-    if !with(&mut log, q.send.tail.load(Relaxed) + b.count - 1) {
+    if !with(&mut log, q.send.next() + b.count - 1) {
         b.error = libc::EINVAL;
     }
     log.keep();
@@ -63,13 +62,13 @@ unsafe fn change(qp: *mut QpEx, with: impl FnOnce(&mut Log, u64) -> bool) {
 
 unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> Int {
     let (q, b) = (shadow(qp), building(qp));
-    let first = q.send.tail.load(Relaxed);
+    let first = q.send.next();
     let mut error = b.error;
     let log = q.send.log.held();
     if error == 0 && b.count > 0 {
-        q.send.tail.store(first + b.count, Release);
+        q.send.publish(first + b.count);
         let (posted, refused) = give(q, &log, first, first + b.count);
-        q.send.tail.store(first + posted, Release);
+        q.send.publish(first + posted);
         error = refused;
     }
     let inside = b.inside.take();

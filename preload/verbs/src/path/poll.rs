@@ -6,6 +6,7 @@ use crate::gate::Inside;
 use crate::shadow::{memory_of, Completion, CqState, Log, ShadowContext, ShadowCq, ShadowQp, RECEIVE_TAG, SRQ_TAG};
 use crate::translate::{self, is_identity};
 use belay_ibv::*;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Completions that are taken from the provider at a time.
@@ -162,15 +163,12 @@ unsafe fn arrived(q: &ShadowQp, wc: &mut Wc) -> bool {
 /// Retires the receive that a completion is of. Its first segment, where the header of a datagram may be.
 fn received(q: &ShadowQp, wc: &mut Wc) -> Option<Sge> {
     if q.srq().is_null() {
-        let head = q.recv.head.load(Relaxed);
-        if head == q.recv.tail.load(Acquire) {
-            return None;
-        }
+        let head = q.recv.pending().next()?;
         // SAFETY: the entry is complete, and not overwritten before the head has passed it.
         let log = unsafe { q.recv.log.peek() };
         wc.wr_id = log.entry(head).wr_id;
         let first = first(log, head);
-        q.recv.head.store(head + 1, Release);
+        q.recv.retire(head + 1, false);
         return first;
     }
     // SAFETY: a shared queue lives as long as its queue pairs.
@@ -196,7 +194,10 @@ pub(crate) fn takes_receive(opcode: u32) -> bool {
 fn sent(q: &ShadowQp) -> bool {
     // SAFETY: entries before the tail are complete, and not overwritten before the head has passed them.
     let log = unsafe { q.send.log.peek() };
-    let (mut head, tail) = (q.send.head.load(Relaxed), q.send.tail.load(Acquire));
+    let Range {
+        start: mut head,
+        end: tail,
+    } = q.send.pending();
     let (mut consumed, mut own) = (0, true);
     while head < tail {
         let e = log.entry(head);
@@ -208,10 +209,7 @@ fn sent(q: &ShadowQp) -> bool {
         }
     }
     q.acknowledged.store(q.acknowledged.load(Relaxed) + consumed, Relaxed);
-    q.send.head.store(head, Release);
-    if !own {
-        q.send.markers.store(0, Release);
-    }
+    q.send.retire(head, !own);
     own
 }
 
@@ -226,13 +224,11 @@ fn failed(q: &ShadowQp, wc: &mut Wc) -> bool {
     }
     // SAFETY: as in `sent`.
     let log = unsafe { q.send.log.peek() };
-    let (head, tail) = (q.send.head.load(Relaxed), q.send.tail.load(Acquire));
-    if let Some(at) = (head..tail).find(|i| log.entry(*i).wr_id == wc.wr_id) {
-        let (own, marked) = (!log.entry(at).marker, (head..=at).any(|i| log.entry(i).marker));
-        q.send.head.store(at + 1, Release);
-        if marked {
-            q.send.markers.store(0, Release);
-        }
+    let pending = q.send.pending();
+    if let Some(at) = pending.clone().find(|i| log.entry(*i).wr_id == wc.wr_id) {
+        let marked = (pending.start..=at).any(|i| log.entry(i).marker);
+        let own = !log.entry(at).marker;
+        q.send.retire(at + 1, marked);
         return own;
     }
     wc.wr_id != MARKER

@@ -5,7 +5,6 @@ use crate::shadow::{Entry, Log, ShadowContext, ShadowQp, ShadowSrq, SharedLog, R
 use crate::translate::is_identity;
 use belay_ibv::*;
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 #[inline]
 unsafe fn record(log: &mut Log, index: u64, w: &RecvWr) -> bool {
@@ -63,7 +62,7 @@ pub(crate) unsafe fn repost(q: &ShadowQp) -> Int {
         return libc::EOPNOTSUPP;
     };
     let log = q.recv.log.lock();
-    for i in q.recv.head.load(Acquire)..q.recv.tail.load(Acquire) {
+    for i in q.recv.places() {
         let w = entry(&log, i);
         let error = post_one(q.base.base.context, &w, numbered(i), |one| post(q.real, one, &mut null_mut()));
         if error != 0 {
@@ -111,8 +110,8 @@ unsafe fn post_logged(q: &ShadowQp, log: &mut Log, wr: *mut RecvWr, bad: *mut *m
     let Some(post) = (*(*q.real).context).ops.post_recv else {
         return libc::EOPNOTSUPP;
     };
-    let limit = q.recv.head.load(Acquire) + u64::from(log.room());
-    let mut tail = q.recv.tail.load(Relaxed);
+    let limit = q.recv.begins() + u64::from(log.room());
+    let mut tail = q.recv.next();
     let mut next = wr;
     // One by one: what the provider refuses in the middle has been recorded for nothing.
     while let Some(w) = next.as_ref() {
@@ -124,7 +123,7 @@ unsafe fn post_logged(q: &ShadowQp, log: &mut Log, wr: *mut RecvWr, bad: *mut *m
                 libc::EINVAL
             }
         } else if record(log, tail, w) {
-            q.recv.tail.store(tail + 1, Release);
+            q.recv.publish(tail + 1);
             post_one(q.base.base.context, w, numbered(tail), |one| {
                 post(q.real, one, &mut null_mut())
             })
@@ -132,7 +131,7 @@ unsafe fn post_logged(q: &ShadowQp, log: &mut Log, wr: *mut RecvWr, bad: *mut *m
             libc::EINVAL
         };
         if error != 0 {
-            q.recv.tail.store(tail, Release);
+            q.recv.publish(tail);
             *bad = next;
             return error;
         }

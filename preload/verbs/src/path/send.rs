@@ -6,7 +6,6 @@ use crate::translate::{self, is_identity};
 use belay_ibv::*;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// Requests that are given to the provider at a time, where they are not the program's own.
 const BATCH: usize = 16;
@@ -20,12 +19,12 @@ pub(crate) unsafe extern "C" fn post_send(qp: *mut Qp, wr: *mut SendWr, bad: *mu
 
 #[inline(always)]
 unsafe fn post_logged(q: &ShadowQp, log: &mut Log, wr: *mut SendWr, bad: *mut *mut SendWr) -> Int {
-    let first = q.send.tail.load(Relaxed);
+    let first = q.send.next();
     let limit = q.send.limit();
     // Most programs post one at a time.
     if let Some(w) = wr.as_ref().filter(|w| w.next.is_null()) {
         if first != limit && is_passed_on(q) && record(log, first, w, q.kind()) == 0 {
-            q.send.tail.store(first + 1, Release);
+            q.send.publish(first + 1);
             return pass_on(q, wr, bad, first);
         }
     }
@@ -40,7 +39,7 @@ fn is_passed_on(q: &ShadowQp) -> bool {
 
 #[inline(never)]
 unsafe fn post_chain(q: &ShadowQp, log: &mut Log, limit: u64, wr: *mut SendWr, bad: *mut *mut SendWr) -> Int {
-    let first = q.send.tail.load(Relaxed);
+    let first = q.send.next();
     let (mut tail, mut refused, mut next) = (first, 0, wr);
     while let Some(w) = next.as_ref() {
         refused = if tail == limit {
@@ -54,12 +53,12 @@ unsafe fn post_chain(q: &ShadowQp, log: &mut Log, limit: u64, wr: *mut SendWr, b
         tail += 1;
         next = w.next;
     }
-    q.send.tail.store(tail, Release);
+    q.send.publish(tail);
     if refused == 0 && is_passed_on(q) {
         return pass_on(q, wr, bad, first);
     }
     let (posted, error) = give(q, log, first, tail);
-    q.send.tail.store(first + posted, Release);
+    q.send.publish(first + posted);
     let error = if error != 0 { error } else { refused };
     if error != 0 {
         let mut w = wr;
@@ -92,7 +91,7 @@ unsafe fn keep_posted(q: &ShadowQp, wr: *mut SendWr, bad: *mut SendWr, first: u6
         posted += 1;
         w = (*w).next;
     }
-    q.send.tail.store(first + posted, Release);
+    q.send.publish(first + posted);
 }
 
 /// Puts a request into the log. 0, or why the provider would not have it either.
@@ -132,7 +131,7 @@ unsafe fn record(log: &mut Log, index: u64, w: &SendWr, kind: u32) -> Int {
 /// The queue pair lives, and has none that is pending.
 pub(crate) unsafe fn mark(q: &ShadowQp) {
     let mut log = q.send.log.lock();
-    let tail = q.send.tail.load(Relaxed);
+    let tail = q.send.next();
     *log.entry_mut(tail) = Entry {
         wr_id: MARKER,
         opcode: WR_RDMA_WRITE,
@@ -140,12 +139,12 @@ pub(crate) unsafe fn mark(q: &ShadowQp) {
         marker: true,
         ..Entry::default()
     };
-    q.send.tail.store(tail + 1, Release);
-    q.send.markers.store(1, Release);
+    q.send.publish(tail + 1);
+    q.send.set_markers(1);
     // A provider that does not take it leaves the queue pair as it was.
     if give(q, &log, tail, tail + 1).1 != 0 {
-        q.send.tail.store(tail, Release);
-        q.send.markers.store(0, Release);
+        q.send.publish(tail);
+        q.send.set_markers(0);
     }
 }
 

@@ -13,6 +13,7 @@ mod device;
 mod log;
 mod memory;
 mod qp;
+mod queue;
 mod srq;
 mod table;
 
@@ -23,6 +24,7 @@ pub(crate) use device::ShadowDevice;
 pub(crate) use log::{Entry, Log};
 pub(crate) use memory::{after_fork, memory_of, RealAhs, Regions, ShadowAh, ShadowMr, ShadowPd};
 pub(crate) use qp::{Building, ShadowQp, Shown, RECEIVE_TAG};
+pub(crate) use queue::Queue;
 pub(crate) use srq::{ShadowSrq, SharedLog, SRQ_TAG};
 pub(crate) use table::Table;
 

@@ -1,7 +1,6 @@
 //! Queue pairs.
 
-use super::{Log, ShadowCq, ShadowSrq};
-use crate::bias::Biased;
+use super::{Log, Queue, ShadowCq, ShadowSrq};
 use crate::lock::Lock;
 use crate::translate::Keys;
 use belay_ibv::*;
@@ -11,51 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 /// does not say which of the two queues it is of, and a program may give both the same numbers.
 pub(crate) const RECEIVE_TAG: u64 = 0xbe1a_4ecf << 32;
 
-/// One of the two queues. `head` belongs to whoever polls, `tail` to whoever posts, each under a lock.
-pub(crate) struct Queue {
-    /// The requests from `head` to `tail` are posted, and not known to be done.
-    pub(crate) log: Biased<Log>,
-    pub(crate) head: AtomicU64,
-    pub(crate) tail: AtomicU64,
-    /// How many the program may post, as it was told.
-    size: u32,
-    /// Markers among them: at most one.
-    pub(crate) markers: AtomicU32,
-}
-
-impl Queue {
-    fn new(room: u32, sges: u32, inline: u32) -> Option<Self> {
-        // Some more, for markers.
-        let log = Log::new(room.saturating_add(8), sges, inline)?;
-        Some(Queue {
-            log: Biased::new(log),
-            head: AtomicU64::new(0),
-            tail: AtomicU64::new(0),
-            size: room,
-            markers: AtomicU32::new(0),
-        })
-    }
-
-    /// How far the tail may come: a marker takes no place of the program's.
-    #[inline]
-    pub(crate) fn limit(&self) -> u64 {
-        // Who retires one moves the head first.
-        let markers = self.markers.load(Ordering::Acquire);
-        self.head.load(Ordering::Acquire) + u64::from(self.size) + u64::from(markers)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head.load(Ordering::Acquire) == self.tail.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn posted(&self) -> u64 {
-        self.tail.load(Ordering::Acquire) - self.head.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn clear(&self) {
-        self.head.store(self.tail.load(Ordering::Acquire), Ordering::Release);
-        self.markers.store(0, Ordering::Release);
-    }
+/// A queue with so much room for the program, where there is the memory.
+fn queue(room: u32, sges: u32, inline: u32) -> Option<Queue> {
+    // Some more, for markers.
+    Some(Queue::new(Log::new(room.saturating_add(8), sges, inline)?, room))
 }
 
 /// What the program has set, whatever the provider was told.
@@ -132,8 +90,8 @@ impl ShadowQp {
             false => (0, 0),
         };
         Some(Box::new(ShadowQp {
-            send: Queue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data)?,
-            recv: Queue::new(receives, segments, 0)?,
+            send: queue(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data)?,
+            recv: queue(receives, segments, 0)?,
             base,
             real,
             cap,
