@@ -2,8 +2,9 @@
 
 use crate::bias::{strike_all, Biased, Struck};
 use crate::lock::Lock;
-use crate::machine::{begin, fork, join, spawn, Broken};
+use crate::machine::{begin, fork, join, pass, spawn, Broken};
 use crate::shadow::Queue;
+use crate::sync::{AtomicU64, Ordering};
 use crate::{control, gate};
 use belay_abi::control::CLOSE;
 use loom::cell::UnsafeCell;
@@ -25,14 +26,20 @@ impl Thing {
         Thing(UnsafeCell::new(0))
     }
 
+    /// In two steps, between which the kernel may come in.
     fn change(&self) {
-        // SAFETY: loom looks.
-        self.0.with_mut(|n| unsafe { *n += 1 });
+        let step = || {
+            // SAFETY: loom looks.
+            self.0.with_mut(|n| unsafe { *n += 1 });
+        };
+        step();
+        pass();
+        step();
     }
 
     fn times(&self) -> u32 {
         // SAFETY: loom looks.
-        self.0.with(|n| unsafe { *n })
+        self.0.with(|n| unsafe { *n / 2 })
     }
 }
 
@@ -252,11 +259,15 @@ pub fn posted_and_polled(how: How, size: u32, posts: u64, marked: bool) {
             queue.publish(1);
             queue.set_markers(1);
         }
-        let end = posts + u64::from(marked);
+        let (own, end) = (u64::from(marked), posts + u64::from(marked));
         let (posting, polling) = (queue.clone(), queue.clone());
+        // How much of its own the program was told to be done.
+        let told = Arc::new(AtomicU64::new(0));
+        let heard = told.clone();
         let post = spawn(move || {
             let mut posted = queue.next();
             while posted < end {
+                let entitled = posted - own - heard.load(Ordering::Acquire) < size.into();
                 let done = posting.log.enter(|log| {
                     let at = posting.next();
                     let free = at < posting.limit();
@@ -266,6 +277,7 @@ pub fn posted_and_polled(how: How, size: u32, posts: u64, marked: bool) {
                     }
                     free
                 });
+                assert!(done || !entitled, "there is no place for what the program may post");
                 match done {
                     true => posted += 1,
                     false => crate::sync::yield_now(),
@@ -288,6 +300,7 @@ pub fn posted_and_polled(how: How, size: u32, posts: u64, marked: bool) {
                 }
                 polled = pending.end;
                 polling.retire(polled, marked && pending.start == 0);
+                told.store(polled - own, Ordering::Release);
             }
         });
         join(post);

@@ -70,6 +70,7 @@ fn a_lock_is_one_threads() {
 #[test]
 fn a_lock_with_an_owner_is_one_threads() {
     lock_changes_hands(KERNEL, &[2, 2]);
+    lock_changes_hands(OWN, &[2, 2]);
 }
 
 #[test]
@@ -82,6 +83,7 @@ fn a_lock_with_an_owner_is_two_threads_where_no_barrier_is_made() {
 fn an_owner_is_not_in_while_the_gate_is_shut() {
     owners_and_gate(KERNEL, &[2]);
     owners_and_gate(THREE, &[1, 1]);
+    owners_and_gate(OWN, &[2]);
 }
 
 #[test]
