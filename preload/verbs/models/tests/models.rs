@@ -81,7 +81,11 @@ fn a_lock_with_an_owner_is_two_threads_where_no_barrier_is_made() {
 
 #[test]
 fn an_owner_is_not_in_while_the_gate_is_shut() {
-    owners_and_gate(KERNEL, &[2]);
+    let often = How {
+        interruptions: 3,
+        ..KERNEL
+    };
+    owners_and_gate(often, &[2]);
     owners_and_gate(THREE, &[1, 1]);
     owners_and_gate(OWN, &[2]);
 }
