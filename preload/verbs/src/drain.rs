@@ -134,6 +134,9 @@ pub(crate) fn close(order: u32, round: u32, heard: u64, limit: Duration) -> Answ
     if !gate::await_empty(patient) {
         return inside();
     }
+    if round == 0 {
+        crate::cm::hear_all();
+    }
     let world = WORLD.lock();
     if gate::shut_by() != order {
         return Answer::Busy("nobody keeps the gate shut any more".into());

@@ -231,6 +231,16 @@ fn managed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Requests for which the program does not ask keep no checkpoint out, and are there after a restart.
+fn unheard(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let port = pairs::free_port()?.to_string();
+    let words = ["verbs_cm_rules", "unheard", &port];
+    let mut run = Run::new(place, user, &Case::of(&words, &[]))?;
+    run.checkpoints(rng, 2)?;
+    run.comes_back(rng, &[])?;
+    run.ends_well()
+}
+
 /// Addresses of every kind: GIDs of InfiniBand, and those of RoCE.
 fn comes_back_by_gid(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     let merged: &[_] = &[("host1", "host0"), ("host2", "host0")];
@@ -556,6 +566,7 @@ fn main() {
     target.by_user("pingpongs", |_| true, pairs::pingpongs);
     target.by_user("managed_pairs", |_| true, pairs::managed);
     target.by_user("managed", |_| true, managed);
+    target.by_user("unheard", |_| true, unheard);
     // The device file takes root.
     target.by_user("mpi", |user| user == User::Root && am_root(), mpi);
     target.run();

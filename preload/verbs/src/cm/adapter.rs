@@ -5,6 +5,8 @@
 //! still, and the kernel those of today: both are looked for.
 
 use crate::api;
+use crate::gate::{is_keeper, Whole};
+use crate::lock::Lock;
 use crate::names::Port;
 use crate::shadow::ShadowContext;
 use belay_ibv::*;
@@ -13,7 +15,7 @@ use std::ffi::CStr;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// An adapter, open from when it is first looked for until the program ends.
 pub(super) struct Adapter {
@@ -37,39 +39,62 @@ pub(super) struct Place {
 }
 
 struct Adapters {
-    /// The process that has opened them: the child of a fork has none of its own yet.
-    process: u32,
     all: Vec<&'static Adapter>,
+    /// A thread is opening them.
+    opening: bool,
     /// Where addresses were found: those of interfaces that another host has now are known nowhere else.
     found: BTreeMap<IpAddr, Place>,
 }
 
-static ADAPTERS: Mutex<Adapters> = Mutex::new(Adapters {
-    process: 0,
+/// Nobody holds it while calling the verbs, or anything else that may wait.
+static ADAPTERS: Lock<Adapters> = Lock::new(NONE);
+const NONE: Adapters = Adapters {
     all: Vec::new(),
+    opening: false,
     found: BTreeMap::new(),
-});
+};
+
+/// In the child of a fork, which has none of its own yet.
+///
+/// # Safety
+/// No other thread is there.
+pub(super) unsafe fn after_fork() {
+    ADAPTERS.reset(NONE);
+}
 
 /// Those that can be opened; none where there are none.
-fn adapters() -> MutexGuard<'static, Adapters> {
-    let mut adapters = ADAPTERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if std::mem::replace(&mut adapters.process, std::process::id()) != std::process::id() {
-        adapters.all.clear();
-        adapters.found.clear();
-    }
-    if adapters.all.is_empty() {
-        // SAFETY: a list that is freed when it has been looked through.
-        unsafe {
-            let mut n = 0;
-            let list = api::ibv_get_device_list(&mut n);
-            if !list.is_null() {
-                let all = (0..n.max(0) as usize).filter_map(|i| open(*list.add(i)));
-                adapters.all = all.collect();
-                api::ibv_free_device_list(list);
-            }
+fn adapters() -> Vec<&'static Adapter> {
+    let _whole = Whole::begin();
+    loop {
+        let mut known = ADAPTERS.lock();
+        if !known.all.is_empty() {
+            return known.all.clone();
         }
+        if !std::mem::replace(&mut known.opening, true) {
+            break;
+        }
+        drop(known);
+        std::thread::sleep(Duration::from_millis(1));
     }
-    adapters
+    let opened = open_all();
+    let mut known = ADAPTERS.lock();
+    known.opening = false;
+    known.all.clone_from(&opened);
+    opened
+}
+
+fn open_all() -> Vec<&'static Adapter> {
+    // SAFETY: a list that is freed when it has been looked through.
+    unsafe {
+        let mut n = 0;
+        let list = api::ibv_get_device_list(&mut n);
+        if list.is_null() {
+            return Vec::new();
+        }
+        let all = (0..n.max(0) as usize).filter_map(|i| open(*list.add(i))).collect();
+        api::ibv_free_device_list(list);
+        all
+    }
 }
 
 unsafe fn open(device: *mut Device) -> Option<&'static Adapter> {
@@ -90,12 +115,12 @@ unsafe fn open(device: *mut Device) -> Option<&'static Adapter> {
 
 /// Whether there is any.
 pub(super) fn are_there() -> bool {
-    !adapters().all.is_empty()
+    !adapters().is_empty()
 }
 
 /// All contexts.
 pub(super) fn contexts() -> Vec<*mut Context> {
-    adapters().all.iter().map(|a| a.context).collect()
+    adapters().iter().map(|a| a.context).collect()
 }
 
 /// An address as an entry of a table of GIDs.
@@ -168,31 +193,35 @@ pub(super) fn is_any(ip: IpAddr) -> bool {
 
 /// Where an address of this host is, by which `program` knows it, or the kernel.
 pub(super) fn find(ip: IpAddr, program: bool) -> Option<Place> {
-    let mut adapters = adapters();
-    let found = look(&mut adapters, ip, program);
-    found.or_else(|| adapters.all.iter().find_map(|a| a.first()).filter(|_| is_any(ip)))
+    let adapters = adapters();
+    let found = look(&adapters, ip, program);
+    let known = {
+        let mut known = ADAPTERS.lock();
+        match found {
+            Some(place) => {
+                known.found.insert(ip, place);
+                found
+            }
+            None => known.found.get(&ip).copied(),
+        }
+    };
+    known.or_else(|| adapters.iter().find_map(|a| a.first()).filter(|_| is_any(ip)))
 }
 
-fn look(adapters: &mut Adapters, ip: IpAddr, program: bool) -> Option<Place> {
+fn look(adapters: &[&'static Adapter], ip: IpAddr, program: bool) -> Option<Place> {
     let gid = gid_of(ip);
-    let all = || adapters.all.iter().copied();
+    let all = || adapters.iter().copied();
     let known = || all().find_map(|a| a.known_as(&gid));
     let today = || all().find_map(|a| a.today(&gid));
     let found = match program {
         true => known().or_else(today),
         false => today().or_else(known),
     };
-    let found = found.or_else(|| {
-        let port = hardware_gid(ip)?;
+    // The C library takes memory for that, of which a thread at the gate may have the lock.
+    found.or_else(|| {
+        let port = (!is_keeper()).then(|| hardware_gid(ip))??;
         all().find_map(|a| a.today(&port))
-    });
-    match found {
-        Some(place) => {
-            adapters.found.insert(ip, place);
-            found
-        }
-        None => adapters.found.get(&ip).copied(),
-    }
+    })
 }
 
 /// The GID in the hardware address of the interface that has this address, where that is one over InfiniBand.
@@ -265,6 +294,29 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The child has no thread that would give it back.
+    #[test]
+    fn a_lock_that_is_held_at_a_fork_is_free_in_the_child() {
+        // With its place a thread lets the child know that it is one.
+        crate::gate::slot();
+        let held = ADAPTERS.lock();
+        // SAFETY: the child does no more than is asked here, and ends.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(20);
+                drop(ADAPTERS.lock());
+                libc::_exit(7);
+            }
+            child
+        };
+        drop(held);
+        let mut status = 0;
+        // SAFETY: a child of this process, and room for a number.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7), "{status:#x}");
+    }
 
     #[test]
     fn hardware_addresses_of_infiniband_end_with_the_gid() {

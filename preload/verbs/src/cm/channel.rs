@@ -1,10 +1,10 @@
 //! Event channels.
 
-use super::id::{rdma_destroy_id, rdma_migrate_id};
-use super::progress::{advance, Advanced};
+use super::id::{forget_new, rdma_destroy_id, rdma_migrate_id};
+use super::progress::{advance, hang_up, Advanced};
 use super::queue::{make_ready, to_error};
 use super::wire::{Kind, Message};
-use super::{adapter, managing, refuse, Id, Manager, Stage};
+use super::{adapter, managing, refuse, Id, Manager, Source, Stage};
 use crate::gate::Whole;
 use crate::shadow::{acknowledge, free, wait_readable};
 use belay_ibv::*;
@@ -18,6 +18,10 @@ pub(super) struct Channel {
     /// Readable while events are queued.
     kick: i32,
     events: VecDeque<Queued>,
+    /// Identifiers that name it: it lasts until the last of them is gone.
+    ids: u32,
+    /// The program has destroyed it.
+    gone: bool,
 }
 
 /// An event that the program has not had.
@@ -60,21 +64,51 @@ struct Event {
     data: [u8; 256],
 }
 
+/// A descriptor that was made, or why not.
+fn made(fd: i32) -> Result<i32, i32> {
+    match fd {
+        -1 => Err(crate::errno()),
+        fd => Ok(fd),
+    }
+}
+
 impl Channel {
-    pub(super) fn new() -> Option<Box<Channel>> {
-        // SAFETY: both make descriptors.
-        let (fd, kick) = unsafe {
-            (
-                libc::epoll_create1(libc::EPOLL_CLOEXEC),
-                libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK),
-            )
-        };
-        let channel = Box::new(Channel {
-            base: EventChannel { fd },
-            kick,
+    pub(super) fn new() -> Result<Box<Channel>, i32> {
+        let mut channel = Box::new(Channel {
+            base: EventChannel { fd: -1 },
+            kick: -1,
             events: VecDeque::new(),
+            ids: 0,
+            gone: false,
         });
-        channel.watch(libc::EPOLL_CTL_ADD, kick, libc::EPOLLIN, 0).then_some(channel)
+        // SAFETY: makes a descriptor.
+        channel.base.fd = made(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: as above.
+        channel.kick = made(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        match channel.watch(libc::EPOLL_CTL_ADD, channel.kick, libc::EPOLLIN, 0) {
+            true => Ok(channel),
+            false => Err(crate::errno()),
+        }
+    }
+
+    fn close(&mut self) {
+        for fd in [&mut self.base.fd, &mut self.kick] {
+            // SAFETY: descriptors of our own, which nothing uses any more.
+            unsafe { libc::close(std::mem::replace(fd, -1)) };
+        }
+    }
+
+    /// An identifier names it from now on.
+    pub(super) unsafe fn hold(_manager: &Manager, channel: *mut Channel) {
+        (*channel).ids += 1;
+    }
+
+    /// An identifier does not name it any more.
+    pub(super) unsafe fn let_go(_manager: &Manager, channel: *mut Channel) {
+        (*channel).ids -= 1;
+        if (*channel).gone && (*channel).ids == 0 {
+            free(channel);
+        }
     }
 
     /// Whether it could be: `token` is what an event of the descriptor is told by.
@@ -126,10 +160,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        for fd in [self.base.fd, self.kick] {
-            // SAFETY: descriptors of our own, which nothing uses any more.
-            unsafe { libc::close(fd) };
-        }
+        self.close();
     }
 }
 
@@ -140,14 +171,39 @@ pub(super) unsafe extern "C" fn rdma_create_event_channel() -> *mut EventChannel
         return null_mut();
     }
     match Channel::new() {
-        Some(channel) => Box::into_raw(channel).cast(),
-        None => null_mut(),
+        Ok(channel) => Box::into_raw(channel).cast(),
+        Err(error) => {
+            crate::set_errno(error);
+            null_mut()
+        }
     }
 }
 
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut EventChannel) {
-    free(channel.cast::<Channel>());
+    let mut manager = managing();
+    let at = channel.cast::<Channel>();
+    // As with the kernel, what is left in it ends, and the identifiers are of no use but to be destroyed.
+    for token in manager.sources_of(at) {
+        match manager.sources.get(&token) {
+            Some(Source::Caller(_)) => drop(manager.dismiss(token)),
+            Some(Source::Listener(id) | Source::Connection(id)) => {
+                let id = *id;
+                hang_up(&mut manager, &mut *id);
+            }
+            None => {}
+        }
+    }
+    for event in std::mem::take(&mut (*at).events) {
+        if event.event == CM_CONNECT_REQUEST {
+            forget_new(&mut manager, event.id);
+        }
+    }
+    (*at).close();
+    (*at).gone = true;
+    if (*at).ids == 0 {
+        free(at);
+    }
 }
 
 #[no_mangle]
@@ -161,6 +217,9 @@ pub(super) unsafe extern "C" fn rdma_get_cm_event(channel: *mut EventChannel, ev
         let whole = Whole::begin();
         let taken = {
             let _manager = managing();
+            if (*at).gone {
+                return refuse(libc::EBADF);
+            }
             (*at).take()
         };
         if let Some(taken) = taken {

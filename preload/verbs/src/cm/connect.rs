@@ -2,7 +2,7 @@
 
 use super::channel::{establish, rdma_ack_cm_event, tell, Queued};
 use super::id::wait;
-use super::progress::{ended, hang_up, rejection, unreachable};
+use super::progress::{ended, hang_up, reached, rejection, unreachable};
 use super::queue::{make_ready, to_error};
 use super::socket::Socket;
 use super::wire::{End, Kind, Message};
@@ -122,6 +122,10 @@ unsafe extern "C" fn rdma_connect(id: *mut CmId, param: *mut ConnParam) -> Int {
         }
         if this.stage == Stage::Connecting && this.token == 0 {
             return -1;
+        }
+        // On one host that is so at once: then the channel is not readable for a step that is no event.
+        if this.stage == Stage::Connecting && this.socket.as_ref().is_some_and(Socket::is_decided) {
+            reached(&mut manager, this);
         }
     }
     wait(id)

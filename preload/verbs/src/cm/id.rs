@@ -18,7 +18,7 @@ const DEFAULT_PKEY: u16 = 0xffff;
 const EXACTLY: u8 = 2;
 
 /// An identifier of this kind in a channel.
-pub(super) fn new_id(channel: *mut EventChannel, context: *mut Opaque, ps: u32, qp_type: u32) -> *mut Id {
+pub(super) unsafe fn new_id(manager: &Manager, channel: *mut EventChannel, context: *mut Opaque, ps: u32, qp_type: u32) -> *mut Id {
     let base = CmId {
         verbs: null_mut(),
         channel,
@@ -44,6 +44,7 @@ pub(super) fn new_id(channel: *mut EventChannel, context: *mut Opaque, ps: u32, 
         pd: null_mut(),
         qp_type,
     };
+    Channel::hold(manager, channel.cast());
     Box::into_raw(Box::new(Id {
         base,
         sync: false,
@@ -147,7 +148,7 @@ impl Id {
         if let Some(only) = self.options.v6_only.filter(|_| address.is_ipv6()) {
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only.into());
         }
-        socket.bind(address)?;
+        socket.bind(address, self.options.reuse)?;
         let port = socket.local().map_or(0, |a| a.port());
         self.socket = Some(socket);
         // By the name that the program has for it.
@@ -186,7 +187,7 @@ pub(super) unsafe fn create(
             return -1;
         }
     }
-    let new = new_id(channel, context, ps, qp_type);
+    let new = new_id(&managing(), channel, context, ps, qp_type);
     (*new).sync = sync;
     *id = (*new).program();
     0
@@ -206,10 +207,22 @@ unsafe fn forget(manager: &mut Manager, id: *mut Id) {
     }
     for event in (*channel).extract(id) {
         if event.listener == id && event.event == CM_CONNECT_REQUEST {
-            forget(manager, event.id);
-            free(event.id);
+            forget_new(manager, event.id);
         }
     }
+}
+
+/// The same of the identifier of a request that nobody has seen, which goes with it.
+pub(super) unsafe fn forget_new(manager: &mut Manager, id: *mut Id) {
+    forget(manager, id);
+    release(manager, id);
+}
+
+/// Gives an identifier back that nobody knows any more.
+unsafe fn release(manager: &Manager, id: *mut Id) {
+    let channel = (*id).channel();
+    free(id);
+    Channel::let_go(manager, channel);
 }
 
 #[no_mangle]
@@ -224,7 +237,7 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut CmId) -> Int {
     if (*at).sync {
         rdma_destroy_event_channel((*id).channel);
     }
-    free(at);
+    release(&managing(), at);
     0
 }
 
@@ -366,7 +379,12 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(id: *mut CmId, mut channel: *mut
             }
             _ => true,
         };
-        (*id).channel = channel;
+        let name = |id: *mut Id| {
+            let old = (*id).channel();
+            (*id).base.channel = channel;
+            Channel::hold(&manager, channel.cast());
+            Channel::let_go(&manager, old);
+        };
         let shift = |from: &Channel, fd: i32, token: u64| {
             from.watch(libc::EPOLL_CTL_DEL, fd, 0, 0);
             to.watch(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, token);
@@ -383,10 +401,11 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(id: *mut CmId, mut channel: *mut
             if let Some(socket) = (*new).socket.as_ref().filter(|_| (*new).token != 0) {
                 shift(from, socket.fd(), (*new).token);
             }
-            (*new).base.channel = channel;
+            name(new);
             events.append(&mut from.extract(new));
         }
         events.into_iter().for_each(|event| to.queue(event));
+        name(at);
         moved
     };
     if !moved {
@@ -410,7 +429,7 @@ unsafe extern "C" fn rdma_set_option(id: *mut CmId, level: Int, name: Int, value
     let options = &mut Id::of(id).options;
     match (level, name, length) {
         (OPTION_ID, OPTION_ID_TOS, 1) => options.traffic_class = *value.cast::<u8>(),
-        (OPTION_ID, OPTION_ID_REUSEADDR, 4) => {}
+        (OPTION_ID, OPTION_ID_REUSEADDR, 4) => options.reuse = *value.cast::<i32>() != 0,
         (OPTION_ID, OPTION_ID_AFONLY, 4) => options.v6_only = Some(*value.cast::<i32>() != 0),
         // As many as the exponent has bits for.
         (OPTION_ID, OPTION_ID_ACK_TIMEOUT, 1) if *value.cast::<u8>() < 32 => options.ack_timeout = Some(*value.cast::<u8>()),

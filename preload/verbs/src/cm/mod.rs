@@ -16,7 +16,7 @@
 //! | `endpoint` | the simple interface: endpoints, requests, names of hosts |
 //! | `wire`, `socket` | messages; TCP |
 //!
-//! There is no thread: the protocol goes on in `rdma_get_cm_event`. The channel's descriptor is an epoll instance that
+//! There is no thread: the protocol goes on in `rdma_get_cm_event`, and before a checkpoint. The channel's descriptor is an epoll instance that
 //! holds the sockets, and a counter that is readable while events are queued. A message that is not complete yet makes
 //! it readable too; who asks without waiting is told EAGAIN then, as programs expect.
 //!
@@ -113,6 +113,8 @@ struct Id {
 struct Options {
     traffic_class: u8,
     v6_only: Option<bool>,
+    /// Others may have the port too, as long as one of them listens.
+    reuse: bool,
     /// Time-out of the queue pair: exponent, as in its attributes.
     ack_timeout: Option<u8>,
 }
@@ -190,6 +192,13 @@ impl DerefMut for Managing {
     }
 }
 
+/// Hears what has come to sockets for which the program does not ask: these are connections of the process then, and not in
+/// a queue of the kernel's any more, which no checkpoint can take. By the library's thread, while the gate is shut.
+pub(crate) fn hear_all() {
+    // SAFETY: what is watched is of identifiers that live.
+    unsafe { progress::advance_all(&mut managing()) };
+}
+
 /// In the child of a fork, which has no identifiers of its own. What it calls its sources is not what those of before are
 /// called, whose identifiers it may destroy.
 ///
@@ -198,6 +207,7 @@ impl DerefMut for Managing {
 pub(crate) unsafe fn after_fork() {
     let last = MANAGER.peek().last;
     MANAGER.reset(Manager { last, ..NONE });
+    adapter::after_fork();
 }
 
 /// Says why not.

@@ -6,6 +6,7 @@ use super::socket::Socket;
 use super::wire::{End, Garbage, Kind, Message};
 use super::{adapter, Caller, Id, Manager, Source, Stage};
 use belay_ibv::*;
+use std::collections::BTreeSet;
 
 /// How it went.
 pub(super) enum Advanced {
@@ -55,6 +56,28 @@ pub(super) unsafe fn advance(manager: &mut Manager, channel: *mut Channel) -> Ad
     advanced
 }
 
+/// The same of all channels.
+///
+/// # Safety
+/// Channels that live.
+pub(super) unsafe fn advance_all(manager: &mut Manager) {
+    /// Strangers may go on calling.
+    const TURNS: usize = 64;
+    let channels: BTreeSet<*mut Channel> = manager.sources.values().map(|s| channel_of(s)).collect();
+    for channel in channels {
+        let somewhat = |_: &usize| matches!(advance(manager, channel), Advanced::Somewhat);
+        (0..TURNS).take_while(somewhat).for_each(drop);
+    }
+}
+
+/// Where a socket is watched.
+unsafe fn channel_of(source: &Source) -> *mut Channel {
+    match source {
+        Source::Listener(id) | Source::Connection(id) => (**id).channel(),
+        Source::Caller(caller) => (*caller.listener).channel(),
+    }
+}
+
 impl Manager {
     /// Watches a descriptor: how it is called, or 0 where it cannot be.
     pub(super) fn watch(&mut self, channel: &Channel, fd: i32, what: i32, source: Source) -> u64 {
@@ -75,6 +98,12 @@ impl Manager {
             .filter(|(_, s)| waits(s))
             .map(|(token, _)| *token)
             .collect()
+    }
+
+    /// What is watched in a channel.
+    pub(super) unsafe fn sources_of(&self, channel: *mut Channel) -> Vec<u64> {
+        let own = self.sources.iter().filter(|(_, s)| channel_of(s) == channel);
+        own.map(|(token, _)| *token).collect()
     }
 
     /// One of those is not waited for any more.
@@ -202,7 +231,7 @@ unsafe fn put_request(manager: &mut Manager, caller: Caller, message: Message) {
         return send_away(&caller.socket);
     };
     let base = &listener.base;
-    let id = new_id(base.channel, base.context, base.ps, base.qp_type);
+    let id = new_id(manager, base.channel, base.context, base.ps, base.qp_type);
     let new = &mut *id;
     new.set_route(Some(local), Some(peer));
     new.set_place(place);
@@ -258,7 +287,7 @@ unsafe fn hear(manager: &mut Manager, at: *mut Id) {
 }
 
 /// The TCP connection is there, or there is none.
-unsafe fn reached(manager: &mut Manager, id: &mut Id) {
+pub(super) unsafe fn reached(manager: &mut Manager, id: &mut Id) {
     let Some(socket) = &id.socket else { return };
     let error = match (socket.error(), &id.request) {
         (0, Some(request)) => socket.send(&request.encode()).err(),

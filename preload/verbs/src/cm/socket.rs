@@ -94,10 +94,13 @@ impl Socket {
     /// One for connections from or to such an address.
     pub(super) fn stream(like: SocketAddr) -> Result<Self, c_int> {
         let made = Self::make(like, libc::SOCK_STREAM)?;
-        // As with adapters, where a port is free at once. Who listens has it alone all the same.
-        made.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         made.hurry();
         Ok(made)
+    }
+
+    /// Whether its port is free for others when its connections have ended, and meanwhile for those who say the same.
+    fn share(&self, shared: bool) {
+        self.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, shared.into());
     }
 
     /// Messages are sent at once, and a host that is gone is noticed within a minute, as adapters do.
@@ -119,25 +122,54 @@ impl Socket {
         unsafe { libc::setsockopt(self.0, level, name, std::ptr::from_ref(&value).cast(), length) };
     }
 
-    pub(super) fn bind(&self, address: SocketAddr) -> Result<(), c_int> {
+    /// Takes a port, which nobody else has but connections: as with adapters, it is free at once when nobody else listens.
+    /// `shared`: also with others that say so, none of which listens.
+    pub(super) fn bind(&self, address: SocketAddr, shared: bool) -> Result<(), c_int> {
         let (storage, length) = write_address(address);
         // SAFETY: an address of this length.
-        answer(unsafe { libc::bind(self.0, std::ptr::from_ref(&storage).cast(), length) } as isize).map(|_| ())
+        let bind = || answer(unsafe { libc::bind(self.0, std::ptr::from_ref(&storage).cast(), length) } as isize);
+        self.share(shared);
+        match bind() {
+            // Perhaps only by connections that have ended. Who is asked next is told that the port is taken.
+            Err(libc::EADDRINUSE) if !shared => {
+                self.share(true);
+                bind()?;
+                self.share(false);
+            }
+            bound => {
+                bound?;
+            }
+        }
+        Ok(())
     }
 
+    /// Who listens has the port alone, but for connections of before.
     pub(super) fn listen(&self, backlog: c_int) -> Result<(), c_int> {
+        self.share(true);
         // SAFETY: numbers only.
         answer(unsafe { libc::listen(self.0, backlog) } as isize).map(|_| ())
     }
 
     /// Begins to connect: who asks waits until it can be written to.
     pub(super) fn connect(&self, address: SocketAddr) -> Result<(), c_int> {
+        self.share(true);
         let (storage, length) = write_address(address);
         // SAFETY: an address of this length.
         match answer(unsafe { libc::connect(self.0, std::ptr::from_ref(&storage).cast(), length) } as isize) {
             Err(error) if error != libc::EINPROGRESS && error != libc::EINTR => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Whether it is known by now that it could connect, or that it could not.
+    pub(super) fn is_decided(&self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.0,
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one element.
+        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
     }
 
     /// Why it could not connect; 0 where it could.

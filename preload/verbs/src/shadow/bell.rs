@@ -103,9 +103,14 @@ impl Bell {
 /// not block.
 pub(crate) fn wait_readable(fd: i32) -> i32 {
     // SAFETY: a descriptor.
-    if unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
-        crate::set_errno(libc::EAGAIN);
-        return -1;
+    match unsafe { libc::fcntl(fd, libc::F_GETFL) } {
+        // The program has closed it.
+        -1 => return -1,
+        flags if flags & libc::O_NONBLOCK != 0 => {
+            crate::set_errno(libc::EAGAIN);
+            return -1;
+        }
+        _ => {}
     }
     let mut poll = libc::pollfd {
         fd,
