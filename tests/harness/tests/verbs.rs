@@ -192,19 +192,73 @@ fn exported(library: &str) -> Result<BTreeSet<String>, Failure> {
     Ok(names.filter(|n| n.contains('@')).map(str::to_owned).collect())
 }
 
+/// Where the system has a library.
+fn of_system(library: &str) -> Result<String, Failure> {
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"]
+        .map(|d| format!("{d}/{library}"))
+        .into_iter()
+        .find(|p| std::path::Path::new(p).exists())
+        .ok_or_else(|| format!("no {library} of the system"))
+}
+
 /// The stand-in has every name of Debian's library in the same version, and no other.
 fn symbols(here: &Here) -> Result<(), Failure> {
     let ours = belay_tests::fabric::build(here.place)?.join(LIBRARY);
-    let real = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"]
-        .map(|d| format!("{d}/{LIBRARY}"))
-        .into_iter()
-        .find(|p| std::path::Path::new(p).exists())
-        .ok_or("no libibverbs of the system")?;
-    let (ours, real) = (exported(&ours.display().to_string())?, exported(&real)?);
+    let (ours, real) = (exported(&ours.display().to_string())?, exported(&of_system(LIBRARY)?)?);
     want(real.len() > 150 && ours == real, || {
         let differ: Vec<&String> = ours.symmetric_difference(&real).collect();
         format!("{} names, and {differ:?} only in one of the two", real.len())
     })
+}
+
+/// What belay's library leaves to the two: names and numbers as text, what is done before any device is opened, and what
+/// takes objects that it never gives (imported ones, sockets over the verbs), and a function of providers.
+const LEFT: &str = "
+    ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern
+    ibv_event_type_str ibv_node_type_str ibv_port_state_str ibv_wc_status_str
+    ibv_rate_to_mbps ibv_rate_to_mult mbps_to_ibv_rate mult_to_ibv_rate
+    ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_is_fork_initialized ibv_get_sysfs_path ibv_read_sysfs_file
+    ibv_register_driver ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd
+    raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten rpoll
+    rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto rsetsockopt rshutdown rwrite rwritev";
+/// What it has besides: names of later versions, and of libraries of vendors.
+const BESIDES: &str = "
+    rdma_query_addrinfo rdma_resolve_addrinfo rdma_write_cm_event repoll_create
+    efadv_query_device mlx4dv_is_supported mlx5dv_is_supported mlx5dv_open_device";
+/// Versions that mean the interface that it has. (Those of 1.0 are older, and no program of today asks for them.)
+const OLDEST: &str = "IBVERBS_1.0";
+/// Between libibverbs and its providers.
+const PRIVATE: &str = "IBVERBS_PRIVATE";
+
+/// Belay's library has every name of the two libraries that it takes the place of, but for those that are known here, and
+/// each of these has one interface.
+fn taken(here: &Here) -> Result<(), Failure> {
+    let mut c = Command::new("nm");
+    let library = here.place.bin().join("libbelay_verbs.so");
+    c.args(["--dynamic", "--defined-only", &library.display().to_string()]);
+    let o = output(c, LIMIT)?;
+    want(o.status.success(), || text(&o))?;
+    let text = text(&o);
+    let mut ours: BTreeSet<&str> = text.lines().filter_map(|l| l.split_whitespace().nth(2)).collect();
+    let mut real = exported(&of_system(LIBRARY)?)?;
+    real.extend(exported(&of_system("librdmacm.so.1")?)?);
+    let mut seen = BTreeSet::new();
+    for name in &real {
+        let (name, version) = name.split_once('@').unwrap_or((name, ""));
+        let version = version.trim_start_matches('@');
+        if version == OLDEST
+            && real
+                .iter()
+                .any(|r| r.starts_with(&format!("{name}@@")) && !r.ends_with(OLDEST))
+        {
+            continue;
+        }
+        want(seen.insert(name), || format!("{name} has another version: {version}"))?;
+        let left = version.starts_with(PRIVATE) || LEFT.split_whitespace().any(|l| l == name);
+        want(ours.remove(name) || left, || format!("{name}@{version} is not belay's"))?;
+    }
+    ours.retain(|name| !BESIDES.split_whitespace().any(|b| b == *name));
+    want(real.len() > 240 && ours.is_empty(), || format!("nobody asks for {ours:?}"))
 }
 
 /// Runs a self-checking program on this fabric, native.
@@ -337,6 +391,27 @@ fn managed(here: &Here) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What librdmacm promises where something goes wrong, or many come at once.
+fn managed_rules(here: &Here) -> Result<(), Failure> {
+    for options in [&[][..], &["--roce"]] {
+        let fabric = here.fabric("managed-rules", options)?;
+        for check in [
+            "channels",
+            "numbers",
+            "ports",
+            "polled",
+            "crowd",
+            "cancelled",
+            "moved",
+            "queues",
+            "strangers",
+        ] {
+            program(here, &fabric, &["verbs_cm_rules", check, &port().to_string()], &[])?;
+        }
+    }
+    Ok(())
+}
+
 const WITHOUT: &str = "-";
 
 /// The compiler, the program, how it is started, what the library is told, and the counter of what must have carried it.
@@ -428,10 +503,12 @@ fn main() {
     }
     // Without belay's library the kernel is asked.
     let preloaded = true;
-    target.by_user(
-        "library_managed",
-        |_| true,
-        move |place, user, _| managed(&Here { place, user, preloaded }),
-    );
+    for (name, test) in [
+        ("library_managed", managed as Test),
+        ("library_managed_rules", managed_rules),
+        ("library_taken", taken),
+    ] {
+        target.by_user(name, |_| true, move |place, user, _| test(&Here { place, user, preloaded }));
+    }
     target.run();
 }
