@@ -1,18 +1,13 @@
 /* What veloc.h and fti.h have in common: the versions of one rank on two levels, as histories of belay.h.
  *
  * A version of the program is a version of the history with the life in its lower bits. A run of the program begins a
- * life,
- * and so does each checkpoint of a version that is not above the last one: what has been put under one number at two
- * times
- * is never taken for one checkpoint, whatever moment the program was killed at. All ranks begin the same checkpoints
- * in the
- * same order, so that their lives are the same.
+ * life, and so does each checkpoint of a version that is not above the last one: what has been put under one number at
+ * two times is never taken for one checkpoint, whatever moment the program was killed at. All ranks begin the same
+ * checkpoints in the same order; a rank that tries one again is ahead of the others until they agree at its end.
  *
  * The near level is a directory of the node: a version that has been written there outlives the process. The far level
- * is
- * a directory of a file system that all nodes see, and is written in the background. Functions are weak, so that a
- * program
- * of several files has each of them once.
+ * is a directory of a file system that all nodes see, and is written in the background. Functions are weak, so that a
+ * program of several files has each of them once.
  */
 #ifndef BELAY_LEVELS_H
 #define BELAY_LEVELS_H
@@ -54,6 +49,7 @@ typedef struct belay_levels {
     MPI_Comm comm;           /* of those who take part; MPI_COMM_NULL: this rank alone */
     long first, life; /* of this run: the first, and that of now */
     long last, key;   /* the version of the last checkpoint that was begun, -1: there is none; and where it lies */
+    long begun;       /* the life of its first try */
 } belay_levels;
 
 /* What a read is of. */
@@ -222,14 +218,21 @@ BELAY_LEVELS_WEAK long belay_levels_newest(belay_levels *levels, long version) {
     return belay_levels_agreed(levels->comm, levels->near_by, levels->far_away, belay_levels_key(version + 1, 0) - 1);
 }
 
-/* Begins a checkpoint, under a key that this run has not used. All ranks do, whatever comes of it. 0 or -1 */
-BELAY_LEVELS_WEAK int belay_levels_begin(belay_levels *levels, long version) {
+/* Tries a checkpoint, for the first time or again, under a key that this run has not used. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_try(belay_levels *levels, long version) {
     if (version <= levels->last && levels->life + 1 == BELAY_LEVELS_LIVES)
         return belay_levels_say(levels->interface, 0, "%s has been written too often: remove its checkpoints", levels->name);
     if (version <= levels->last) levels->life++;
     levels->last = version;
     levels->key = belay_levels_key(version, levels->life);
     return 0;
+}
+
+/* Begins a checkpoint. All ranks do, whatever comes of it. 0 or -1 */
+BELAY_LEVELS_WEAK int belay_levels_begin(belay_levels *levels, long version) {
+    int answer = belay_levels_try(levels, version);
+    levels->begun = levels->life;
+    return answer;
 }
 
 /* Takes all regions away from a history that it may have. */
@@ -273,12 +276,68 @@ BELAY_LEVELS_WEAK int belay_levels_arrived(belay_levels *levels) {
     return answer < 0 ? belay_levels_say(levels->interface, 1, "checkpoints of %s", levels->name) : answer;
 }
 
-/* Ends the checkpoint that was begun: what not everybody has is none. Collective. Whether everybody has it. */
+/* Drops tries of the checkpoint that was begun, from its first to that of a life. */
+static inline void belay_levels_drop_tries(belay_levels *levels, long last) {
+    long life;
+    for (life = levels->begun; life <= last; life++) {
+        uint64_t key = (uint64_t)belay_levels_key(levels->last, life);
+        belay_history_drop(levels->near_by, key);
+        if (levels->far_away) belay_history_drop(levels->far_away, key);
+    }
+}
+
+/* Puts a version of a level under another key as well. 0, or as calls of belay.h */
+static inline int belay_levels_copy(belay_history *history, uint64_t from, uint64_t to) {
+    belay_levels_region *all = NULL;
+    size_t n, i;
+    int answer = belay_history_regions(history, from, NULL, 0, &n);
+    uint32_t *ids = (uint32_t *)calloc(answer == 0 ? n + 1 : 1, sizeof *ids);
+    if (answer < 0) n = 0;
+    all = (belay_levels_region *)calloc(n + 1, sizeof *all);
+    if (answer == 0) answer = ids && all ? belay_history_regions(history, from, ids, n, &n) : -ENOMEM;
+    for (i = 0; i < n && answer == 0; i++) {
+        all[i].id = (int)ids[i];
+        answer = belay_history_size(history, from, ids[i], &all[i].bytes);
+        if (answer == 0 && !(all[i].at = malloc(all[i].bytes + 1))) answer = -ENOMEM;
+        if (answer == 0) answer = belay_history_region(history, ids[i], all[i].at, all[i].bytes);
+    }
+    if (answer == 0) answer = belay_history_get(history, from, BELAY_H_KEEP);
+    if (answer == 0) answer = belay_history_put(history, to);
+    if (all) belay_levels_forget(history, all, n);
+    for (i = 0; all && i < n; i++) free(all[i].at);
+    free(all);
+    free(ids);
+    return answer;
+}
+
+/* The checkpoint that was begun is that of a later life, because another rank has tried it more often. 0 or -1 */
+static inline int belay_levels_move(belay_levels *levels, long life) {
+    uint64_t from = (uint64_t)levels->key, to = (uint64_t)belay_levels_key(levels->last, life);
+    size_t n;
+    int answer = belay_levels_copy(levels->near_by, from, to);
+    if (answer == 0 && levels->far_away && belay_history_regions(levels->far_away, from, NULL, 0, &n) == 0)
+        answer = belay_levels_copy(levels->far_away, from, to);
+    if (answer == 0) answer = belay_history_wait(levels->near_by, BELAY_H_LOCAL);
+    if (answer == 0) return 0;
+    return belay_levels_say(levels->interface, 1, "cannot write version %ld of %s again, as another rank has", levels->last,
+                            levels->name);
+}
+
+/* Ends the checkpoint that was begun: what not everybody has is none, and of several tries the last one counts.
+ * Collective. Whether everybody has it. */
 BELAY_LEVELS_WEAK int belay_levels_end(belay_levels *levels, int written) {
-    if (belay_levels_all(levels->comm, written)) return 1;
-    belay_history_drop(levels->near_by, (uint64_t)levels->key);
-    if (levels->far_away) belay_history_drop(levels->far_away, (uint64_t)levels->key);
-    return 0;
+    /* Whether all have it, the least life, and the most. */
+    long least[3] = {written != 0, levels->life, -levels->life}, own[3];
+    memcpy(own, least, sizeof own);
+    if (levels->comm != MPI_COMM_NULL) MPI_Allreduce(own, least, 3, MPI_LONG, MPI_MIN, levels->comm);
+    if (least[1] < -least[2]) {
+        if (least[0] && levels->life < -least[2]) written = belay_levels_move(levels, -least[2]) == 0;
+        levels->life = -least[2];
+        levels->key = belay_levels_key(levels->last, levels->life);
+        if (least[0]) least[0] = belay_levels_all(levels->comm, written);
+    }
+    belay_levels_drop_tries(levels, levels->life - (least[0] != 0));
+    return least[0] != 0;
 }
 
 static inline int belay_levels_by_age(const void *one, const void *other) {

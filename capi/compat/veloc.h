@@ -208,7 +208,7 @@ BELAY_LEVELS_WEAK int VELOC_Checkpoint_begin(const char *name, int version) {
 /* What is written once more between _begin and _end is another version. */
 static inline int belay_veloc_try(void) {
     belay_veloc *v = &belay_veloc_state;
-    return v->tried++ ? belay_levels_begin(v->now, v->version) : 0;
+    return v->tried++ ? belay_levels_try(v->now, v->version) : 0;
 }
 
 BELAY_LEVELS_WEAK int VELOC_Checkpoint_selective(int mode, int *ids, int id_count) {

@@ -20,7 +20,7 @@ use std::time::Duration;
 const LIVES: u64 = 2;
 const RANKS: u32 = 2;
 
-/// What `heat_veloc` and `heat_veloc_class` read.
+/// What `heat_veloc`, `heat_veloc_class` and `heat_veloc_edges` read.
 const VELOC: &str = "scratch = SCRATCH\npersistent = DURABLE\nmax_versions = 2\nscratch_versions = 1\nmode = async\n";
 /// What `heat_fti` and `heat_fti_module` read: intervals are in minutes.
 const FTI: &str = "[Basic]\nHead = 0\nCkpt_dir = SCRATCH # of the node\nGlbl_dir\t= DURABLE\nCkpt_L1 = 0.002\n\
@@ -228,8 +228,17 @@ fn bounded(place: &Place, user: User) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What goes wrong on one rank: checkpoints are what all have, and the next run has the last of them.
+fn edges(place: &Place, user: User) -> Result<(), Failure> {
+    let mut heat = Heat::new(place, user, "veloc_edges", "retry", "edges")?;
+    heat.whole()?;
+    heat.how = "again";
+    heat.whole().map(|_| ())
+}
+
 pub(crate) fn veloc(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     torn(place, user, "veloc", "same", 80)?;
+    edges(place, user)?;
     ["memory", "file", "parts", "same"]
         .iter()
         .try_for_each(|how| killed(place, user, rng, "veloc", how))

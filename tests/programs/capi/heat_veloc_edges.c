@@ -1,0 +1,58 @@
+// What goes wrong on one rank, with VELOC's interface. heat_veloc_edges CONFIGURATION retry|again
+//
+// retry: each rank tries checkpoints again that the other does not. again: goes on from the last one.
+#include "heat.h"
+#include <veloc.h>
+
+enum { LAST = 5, GIVEN_UP = 6 };
+
+// Checkpoints that are tried once more by one rank, up to three times; all ranks have each of them.
+static void retry(void) {
+    for (step = 1; step <= LAST; step++) {
+        one_step(MPI_COMM_WORLD);
+        want(VELOC_Checkpoint_begin("edges", step) == VELOC_SUCCESS, "VELOC_Checkpoint_begin");
+        want(VELOC_Checkpoint_mem() == VELOC_SUCCESS, "VELOC_Checkpoint_mem");
+        for (int more = step % 4; more > 0 && step % 2 == rank; more--)
+            want(VELOC_Checkpoint_mem() == VELOC_SUCCESS, "VELOC_Checkpoint_mem, again");
+        want(VELOC_Checkpoint_end(1) == VELOC_SUCCESS, "VELOC_Checkpoint_end");
+        want(VELOC_Restart_test("edges", 0) == step, "a checkpoint that one rank has tried again");
+    }
+    // The first try is whole, and the second one of one rank fails.
+    want(VELOC_Checkpoint_begin("edges", GIVEN_UP) == VELOC_SUCCESS, "VELOC_Checkpoint_begin");
+    want(VELOC_Checkpoint_mem() == VELOC_SUCCESS, "VELOC_Checkpoint_mem");
+    int none[] = {9};
+    if (rank == 0) want(VELOC_Checkpoint_selective(VELOC_CKPT_SOME, none, 1) == VELOC_FAILURE, "a checkpoint of nothing");
+    want(VELOC_Checkpoint_end(1) == VELOC_FAILURE, "VELOC_Checkpoint_end of what one rank has not");
+    want(VELOC_Restart_test("edges", 0) == LAST, "a checkpoint that was given up");
+    want(VELOC_Checkpoint_wait() == VELOC_SUCCESS, "VELOC_Checkpoint_wait");
+}
+
+static void again(void) {
+    static double right[LINES + 2][COLUMNS];
+    for (step = 1; step <= LAST; step++) one_step(MPI_COMM_WORLD);
+    memcpy(right, now, sizeof now);
+    memset(now, 0, sizeof now);
+    want(VELOC_Restart_test("edges", 0) == LAST, "VELOC_Restart_test in the next run");
+    want(VELOC_Restart("edges", LAST) == VELOC_SUCCESS, "VELOC_Restart");
+    want(step == LAST && !memcmp(now, right, sizeof now), "other bytes");
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    want(argc > 2, "arguments");
+    want(VELOC_Init(MPI_COMM_WORLD, argv[1]) == VELOC_SUCCESS, "VELOC_Init");
+    start_heat();
+    want(VELOC_Mem_protect(0, &step, 1, sizeof step) == VELOC_SUCCESS, "VELOC_Mem_protect");
+    want(VELOC_Mem_protect(1, now, sizeof now / sizeof(double), sizeof(double)) == VELOC_SUCCESS, "VELOC_Mem_protect");
+    switch (argv[2][0]) {
+    case 'r': retry(); break;
+    case 'a': again(); break;
+    default: want(0, "another word");
+    }
+    say_heat(MPI_COMM_WORLD);
+    want(VELOC_Finalize(1) == VELOC_SUCCESS, "VELOC_Finalize");
+    MPI_Finalize();
+    return 0;
+}
