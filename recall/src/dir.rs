@@ -4,7 +4,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +44,12 @@ fn unlink_at(dir: &File, name: &str) -> io::Result<()> {
     }
 }
 
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Dir {
     /// Opens directory `name` in `parent`, and makes it where it is not there.
     pub(crate) fn open_or_make(parent: &File, name: &str) -> io::Result<Self> {
@@ -53,12 +59,10 @@ impl Dir {
         open_at(parent, name, OFlags::DIRECTORY).map(Self)
     }
 
-    /// Device and inode, where the directory is this user's alone.
-    pub(crate) fn identity(&self) -> io::Result<Option<(u64, u64)>> {
+    /// Whether it is this user's alone.
+    pub(crate) fn is_private(&self) -> io::Result<bool> {
         let meta = self.0.metadata()?;
-        let user = rustix::process::geteuid().as_raw();
-        let is_private = meta.uid() == user && meta.mode() & 0o077 == 0;
-        Ok(is_private.then_some((meta.dev(), meta.ino())))
+        Ok(meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o077 == 0)
     }
 
     /// Opens `name`, which is no link.

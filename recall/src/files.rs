@@ -13,12 +13,13 @@
 
 use crate::dir::Dir;
 use crate::keep::Keep;
+use crate::lock::Lock;
 use crate::record::{Record, BLOCK, FIXED};
 use crate::shape::Shape;
 use crate::span::{reading, writing};
 use crate::HistoryError;
 use belay_abi::histories::LOCK;
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::OFlags;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -107,18 +108,6 @@ pub(crate) struct Found {
     pub(crate) shape: Option<Shape>,
 }
 
-/// Locks of files do not keep a process from itself.
-static OPEN: Mutex<BTreeSet<(u64, u64, u32)>> = Mutex::new(BTreeSet::new());
-
-/// An entry of [`OPEN`].
-struct Claim((u64, u64, u32));
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
-    }
-}
-
 /// A file that is being written.
 enum Draft {
     Nameless(File),
@@ -143,6 +132,8 @@ impl Draft {
 
 /// See the module.
 pub(crate) struct Files {
+    /// Before `dir`, whose descriptor it names.
+    _lock: Lock,
     dir: Dir,
     keep: Keep,
     /// The file system knows files without names, as far as is known.
@@ -156,9 +147,6 @@ pub(crate) struct Files {
     lost: Mutex<BTreeSet<Key>>,
     /// How a file is synced.
     sync: fn(&File) -> io::Result<()>,
-    /// The lock goes with it; before the claim, so that who finds none can have the lock.
-    _lock: File,
-    _claim: Claim,
 }
 
 impl Files {
@@ -167,22 +155,19 @@ impl Files {
         let context = |what: &str| format!("{what} {}", dir.join(name).display());
         let parent = File::open(dir).map_err(HistoryError::io(format!("open {}", dir.display())))?;
         let own = Dir::open_or_make(&parent, name).map_err(HistoryError::io(context("open")))?;
-        let identity = own.identity().map_err(HistoryError::io(context("look at")))?;
-        let (dev, ino) = identity.ok_or_else(|| HistoryError::NotPrivate(name.into()))?;
-        let claim = (dev, ino, std::process::id());
-        if !OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(claim) {
-            return Err(HistoryError::InUse(name.into()));
+        if !own.is_private().map_err(HistoryError::io(context("look at")))? {
+            return Err(HistoryError::NotPrivate(name.into()));
         }
-        let claim = Claim(claim);
         let lock = own
             .open(LOCK, OFlags::RDWR | OFlags::CREATE)
             .map_err(HistoryError::io(context("open the lock of")))?;
-        Self::lock(&lock).map_err(|e| match e.raw_os_error() {
+        let lock = Lock::take(lock, &own).map_err(|e| match e.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => HistoryError::InUse(name.into()),
             _ => HistoryError::io(context("lock"))(e),
         })?;
         let (keep, keys) = Keep::open(&own).map_err(HistoryError::io(context("read")))?;
         let files = Self {
+            _lock: lock,
             dir: own,
             keep,
             nameless: AtomicBool::new(true),
@@ -190,19 +175,12 @@ impl Files {
             named: AtomicBool::new(true),
             lost: Mutex::default(),
             sync: File::sync_data,
-            _lock: lock,
-            _claim: claim,
         };
         let found = files.look(keys).map_err(HistoryError::io(context("read")))?;
         // Who has written them may have ended before they were synced.
         let whole = found.iter().filter(|f| f.shape.is_some()).map(|f| f.key);
         files.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(whole);
         Ok((files, found))
-    }
-
-    /// A lock of the process, so that a child that is forked does not have it.
-    fn lock(file: &File) -> io::Result<()> {
-        Ok(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive)?)
     }
 
     /// The versions; of files with one version number all but the last go.

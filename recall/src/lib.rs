@@ -33,6 +33,7 @@ mod error;
 mod files;
 mod keep;
 mod lane;
+mod lock;
 mod numbers;
 mod options;
 mod record;

@@ -104,6 +104,11 @@ fn misuse(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     checks_itself(place, user, "misuse")
 }
 
+/// What others do to a history, and handlers of signals in its calls.
+fn harm(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    checks_itself(place, user, "harm")
+}
+
 /// Puts that go on when their call has returned.
 fn background(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     checks_itself(place, user, "background")
@@ -349,6 +354,7 @@ fn main() {
     target.in_turn();
     target.by_user("example", |_| true, example);
     target.by_user("misuse", |_| true, misuse);
+    target.by_user("harm", |_| true, harm);
     target.by_user("background", |_| true, background);
     target.once("documents", documents);
     target.once("plus_plus", plus_plus);
