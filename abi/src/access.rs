@@ -77,7 +77,7 @@ pub const BEGUN: u32 = 2;
 /// `Page::faults`: two threads were in loops at the same time, a loop was begun in another, or one that had not begun was
 /// left.
 pub const NESTED: u32 = 1;
-/// A loop has more uses than there is room for.
+/// A loop has more uses than there is room for, or did not say which.
 pub const TOO_MANY: u32 = 2;
 
 /// Beside the number in `Page::here`: who has come there waits no more.

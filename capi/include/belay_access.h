@@ -67,7 +67,8 @@ typedef struct belay_use {
 /* A place in the program, by its name: once each. At most 1024. */
 belay_site belay_site_id(const char *name);
 
-/* Before a loop, with all that it uses of the datasets, at most 64; and after it. Loops are not begun in others.
+/* Before a loop, with all that it uses of the datasets, at most 64; and after it. Loops are not begun in others. Where
+ * `uses` is NULL and `n` is not 0, or `n` is below 0, nothing that loops say counts any more.
  * Between loops the program does not touch its datasets. Where a checkpoint is wanted, and this is a good place for
  * it, belay_enter waits for it, for some milliseconds. */
 void belay_enter(belay_site site, const belay_use *uses, int n);

@@ -127,9 +127,12 @@ extern "C" fn belay_site_id(name: Text<'_>) -> u32 {
 
 #[no_mangle]
 unsafe extern "C" fn belay_enter(site: u32, uses: *const Use, n: c_int) {
-    let n = usize::try_from(n).unwrap_or(0);
     // SAFETY: of the header: a list of `n` uses.
-    let uses = unsafe { items(uses, n) }.unwrap_or(&[]);
+    let uses = usize::try_from(n).ok().and_then(|n| unsafe { items(uses, n) });
+    let uses = uses.unwrap_or_else(|| {
+        belay_tracker::unheard();
+        &[]
+    });
     let part = |u: &Use| {
         let mode = match u.mode {
             READ => Mode::Read,

@@ -228,6 +228,14 @@ pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
     }
 }
 
+/// A loop begins, and what it uses cannot be read: nothing that loops say counts from here on.
+#[cold]
+pub fn unheard() {
+    if let Some(page) = page::get() {
+        page.faults().fetch_or(access::TOO_MANY, Ordering::Relaxed);
+    }
+}
+
 /// After it.
 pub fn leave(site: u32) {
     if verify::is_on() {

@@ -222,11 +222,21 @@ pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
 
 /// A program that has closed all of its descriptors is stored as a whole, and its checkpoints are whole ones.
 pub(super) fn closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    stored_as_a_whole(place, user, "closed", 3)
+}
+
+/// The same where a loop has not said what it uses.
+pub(super) fn unlisted(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    stored_as_a_whole(place, user, "unlisted", 1)
+}
+
+fn stored_as_a_whole(place: &Place, user: User, how: &str, deaths: u32) -> Result<(), Failure> {
     let source = repository().join("tests/programs/capi/access_turns.c");
-    let program = compile(place, &source, &format!("closed.{}", user.name()), CHECKED)?;
-    let mut job = Job::new(place, &format!("closed.{}", user.name()), user)?;
-    job.launch(&ACCESS.map(String::from), &[program.display().to_string(), "closed".into()])?;
-    for _ in 0..3 {
+    let name = format!("{how}.{}", user.name());
+    let program = compile(place, &source, &name, CHECKED)?;
+    let mut job = Job::new(place, &name, user)?;
+    job.launch(&ACCESS.map(String::from), &[program.display().to_string(), how.into()])?;
+    for _ in 0..deaths {
         for _ in 0..2 {
             job.progress(LIMIT)?;
             job.checkpoint()?;
