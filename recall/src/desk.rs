@@ -108,7 +108,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(options: &Options) -> Result<Self, HistoryError> {
-        let (files, found) = Files::open(&options.dir, &options.name)?;
+        let (files, found) = Files::open(&options.dir, &options.name, options.life)?;
         let host = Host::new(options.host_bytes).map_err(HistoryError::io("reserve memory"))?;
         let room = |bytes: u64| match options.layout {
             Layout::Paged => Room::Paged {
@@ -399,7 +399,10 @@ impl Shared {
         rubbish.append(&mut desk.stuck);
         let removed = rubbish.into_iter().map(|key| self.files.remove(key));
         // Each is tried.
-        let failures: Vec<io::Error> = removed.chain([settled]).filter_map(Result::err).collect();
+        let mut failures: Vec<io::Error> = removed.chain([settled]).filter_map(Result::err).collect();
+        if life == Life::UntilRead && failures.is_empty() {
+            failures.extend(self.files.end_life().err());
+        }
         match failures.into_iter().next() {
             Some(e) => Err(HistoryError::io("remove a version")(e)),
             None => Ok(()),

@@ -70,6 +70,15 @@ impl Dir {
         open_at(&self.0, name, flags)
     }
 
+    /// Opens a file for reading. What is no file is not there, and not waited for as a pipe would be.
+    pub(crate) fn regular(&self, name: &str) -> io::Result<File> {
+        let file = self.open(name, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
     /// Makes a directory in it, if there is none.
     pub(crate) fn make(&self, name: &str) -> io::Result<()> {
         make_at(&self.0, name).map(drop)

@@ -29,6 +29,22 @@ pub enum HistoryError {
     /// Others can reach the directory of the history.
     #[error("the directory of history {0} is not this user's alone")]
     NotPrivate(String),
+    /// There are versions that live otherwise.
+    #[error(
+        "history {name} has versions that {}: open it so, or remove {dir}",
+        match until_read { true => "live until they are read", false => "last" }
+    )]
+    OtherLife {
+        /// Its name,
+        name: String,
+        /// the directory that has them,
+        dir: String,
+        /// and how they live.
+        until_read: bool,
+    },
+    /// There is no memory for regions that have bytes in common.
+    #[error("no {0} bytes of memory to read a region into that has bytes in common with another")]
+    Memory(usize),
     /// The history was opened by the parent of this process.
     #[error("the history belongs to another process")]
     Forked,
@@ -63,6 +79,8 @@ impl HistoryError {
             HistoryError::Invalid(_) => libc::EINVAL,
             HistoryError::InUse(_) => libc::EBUSY,
             HistoryError::NotPrivate(_) => libc::EPERM,
+            HistoryError::OtherLife { .. } => libc::ENOTEMPTY,
+            HistoryError::Memory(_) => libc::ENOMEM,
             HistoryError::Forked => libc::ECHILD,
             HistoryError::Io { why, .. } => why.raw_os_error().unwrap_or(libc::EIO),
             HistoryError::Planner(_) => libc::EIO,

@@ -5,6 +5,7 @@
 //! DIR/NAME/VERSION-SERIAL.version            numbers in hexadecimal digits
 //! DIR/NAME/VERSION-SERIAL.gone               empty: that is no version any more, but a checkpoint by belay needs it (`keep`)
 //! DIR/NAME/belay.generations/                notes of such checkpoints
+//! DIR/NAME/until-read                        empty: the versions are those of a history that lives until it is read
 //! DIR/NAME/VERSION-SERIAL.new                the same while it is written, where files without names are not to be had; means nothing
 //! ```
 //! A version number can be put again after it has been dropped; the serial number, the time of the put, tells the files
@@ -17,7 +18,7 @@ use crate::lock::Lock;
 use crate::record::{Record, BLOCK, FIXED};
 use crate::shape::Shape;
 use crate::span::{reading, writing};
-use crate::HistoryError;
+use crate::{HistoryError, Life};
 use belay_abi::histories::LOCK;
 use rustix::fs::OFlags;
 use std::collections::BTreeSet;
@@ -151,7 +152,7 @@ pub(crate) struct Files {
 
 impl Files {
     /// Opens or makes the directory of a history: with it comes what lies there, sorted.
-    pub(crate) fn open(dir: &Path, name: &str) -> Result<(Self, Vec<Found>), HistoryError> {
+    pub(crate) fn open(dir: &Path, name: &str, life: Life) -> Result<(Self, Vec<Found>), HistoryError> {
         let context = |what: &str| format!("{what} {}", dir.join(name).display());
         let parent = File::open(dir).map_err(HistoryError::io(format!("open {}", dir.display())))?;
         let own = Dir::open_or_make(&parent, name).map_err(HistoryError::io(context("open")))?;
@@ -165,7 +166,12 @@ impl Files {
             Some(libc::EAGAIN | libc::EACCES) => HistoryError::InUse(name.into()),
             _ => HistoryError::io(context("lock"))(e),
         })?;
-        let (keep, keys) = Keep::open(&own).map_err(HistoryError::io(context("read")))?;
+        let (keep, keys) = Keep::open(&own, life).map_err(HistoryError::io(context("read")))?;
+        let keys = keys.ok_or_else(|| HistoryError::OtherLife {
+            name: name.into(),
+            dir: dir.join(name).display().to_string(),
+            until_read: life == Life::Lasting,
+        })?;
         let files = Self {
             _lock: lock,
             dir: own,
@@ -190,7 +196,7 @@ impl Files {
             if let Some(older) = found.pop_if(|f| f.key.version == key.version) {
                 self.remove(older.key)?;
             }
-            let record = match self.dir.open(&key.name(), OFlags::RDONLY).and_then(|file| self.record(&file)) {
+            let record = match self.dir.regular(&key.name()).and_then(|file| self.record(&file)) {
                 Err(e) if is_of_process(&e) => return Err(e),
                 // One file that cannot be read is no matter for the others.
                 record => record.unwrap_or_default(),
@@ -212,7 +218,12 @@ impl Files {
         let Some(end) = Record::length(&fixed, len) else {
             return Ok(None);
         };
-        let mut bytes = vec![0; end];
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(end).is_err() {
+            // Of a file with holes: what it says of its length is not that of any version.
+            return Ok(None);
+        }
+        bytes.resize(end, 0);
         file.read_exact_at(&mut bytes, len - end as u64)?;
         Ok(Record::decode(&bytes))
     }
@@ -302,7 +313,7 @@ impl Files {
     /// Reads a version, and compares every checksum.
     pub(crate) fn read(&self, key: Key, shape: &Shape, to: &mut [&mut [u8]], stop: &AtomicBool) -> Result<(), CopyError> {
         self.settle()?;
-        let file = self.dir.open(&key.name(), OFlags::RDONLY).map_err(lacks)?;
+        let file = self.dir.regular(&key.name()).map_err(lacks)?;
         let record = self
             .record(&file)
             .map_err(lacks)?
@@ -334,6 +345,11 @@ impl Files {
         self.keep.remove(&self.dir, key)
     }
 
+    /// No version is left, so the directory is for those of any life.
+    pub(crate) fn end_life(&self) -> io::Result<()> {
+        self.keep.unmark(&self.dir)
+    }
+
     /// After a restart by belay: the files are those of then.
     pub(crate) fn settle(&self) -> io::Result<()> {
         self.keep.settle(&self.dir)
@@ -345,7 +361,7 @@ impl Files {
         loop {
             let first = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).first().copied();
             let Some(key) = first else { break };
-            match self.dir.open(&key.name(), OFlags::RDONLY) {
+            match self.dir.regular(&key.name()) {
                 Ok(file) => self.sync_one(key, &file)?,
                 // Removed meanwhile.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -420,7 +436,7 @@ mod tests {
     fn with_and_without_files_that_have_no_name_a_version_is_whole_or_not_there() {
         let dir = std::env::temp_dir().join(format!("belay-recall-files-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let (files, _) = Files::open(&dir, "f").unwrap();
+        let (files, _) = Files::open(&dir, "f", Life::Lasting).unwrap();
         let (bytes, mut read) = (vec![5; 3_000_000], vec![0; 3_000_000]);
         let shape = Shape::new([(1, 3_000_000)]).unwrap();
         let names = || std::fs::read_dir(dir.join("f")).unwrap().count() - 2;
@@ -457,7 +473,7 @@ mod tests {
         }
         let dir = std::env::temp_dir().join(format!("belay-recall-anew-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let (mut files, _) = Files::open(&dir, "f").unwrap();
+        let (mut files, _) = Files::open(&dir, "f", Life::Lasting).unwrap();
         files.sync = sync;
         let (bytes, mut read) = (vec![7; 2_500_000], vec![0; 2_500_000]);
         let shape = Shape::new([(1, 2_500_000)]).unwrap();
@@ -488,11 +504,11 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let key = Key { version: 1, serial: 2 };
         let unsynced = |files: &Files| files.unsynced.lock().unwrap().clone();
-        let (files, _) = Files::open(&dir, "f").unwrap();
+        let (files, _) = Files::open(&dir, "f", Life::Lasting).unwrap();
         let shape = Shape::new([(1, 3)]).unwrap();
         files.write(key, &shape, &[&[1, 2, 3]], &AtomicBool::new(false)).unwrap();
         drop(files);
-        let (files, found) = Files::open(&dir, "f").unwrap();
+        let (files, found) = Files::open(&dir, "f", Life::Lasting).unwrap();
         assert_eq!((found.len(), unsynced(&files)), (1, BTreeSet::from([key])));
         files.sync().unwrap();
         assert_eq!(unsynced(&files), BTreeSet::new());

@@ -11,6 +11,7 @@
 
 use crate::dir::Dir;
 use crate::files::Key;
+use crate::Life;
 use belay_abi::histories::{NOTES, TEMPORARY};
 use rustix::fs::{MemfdFlags, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +27,7 @@ type Notes = BTreeSet<String>;
 struct Stamp(File);
 
 /// Inode number and time of making.
-type Life = (u64, i64, i64);
+type Birth = (u64, i64, i64);
 
 impl Stamp {
     fn new() -> io::Result<Self> {
@@ -34,7 +35,7 @@ impl Stamp {
         Ok(Self(file.into()))
     }
 
-    fn life(&self) -> io::Result<Life> {
+    fn birth(&self) -> io::Result<Birth> {
         let meta = self.0.metadata()?;
         Ok((meta.ino(), meta.ctime(), meta.ctime_nsec()))
     }
@@ -49,14 +50,18 @@ struct Known {
     gone: BTreeMap<Key, Notes>,
     /// Notes that held when they were looked at last.
     live: Notes,
-    life: Life,
+    birth: Birth,
 }
 
 /// See the module.
 pub(crate) struct Keep {
     known: Mutex<Known>,
     stamp: Stamp,
+    life: Life,
 }
+
+/// What says that versions live until they are read.
+const UNTIL_READ: &str = "until-read";
 
 /// The generation is there, or may still come to be. It is called by the first of two names before the second.
 fn holds(target: &Path) -> bool {
@@ -158,17 +163,20 @@ impl Known {
 
 impl Keep {
     /// Looks at a directory that this process has just opened: with it comes what lies there, in the order of versions
-    /// and then of age.
-    pub(crate) fn open(dir: &Dir) -> io::Result<(Self, BTreeSet<Key>)> {
+    /// and then of age; nothing if it lives otherwise, and is left as it is.
+    pub(crate) fn open(dir: &Dir, life: Life) -> io::Result<(Self, Option<BTreeSet<Key>>)> {
         dir.make(NOTES)?;
         // Before anything is looked at: after a restart in between this is another life.
         let stamp = Stamp::new()?;
-        let life = stamp.life()?;
+        let birth = stamp.birth()?;
         let mut found = look(dir)?;
-        found.drafts.iter().try_for_each(|name| dir.unlink(name))?;
+        for name in &found.drafts {
+            // What cannot be removed means nothing either.
+            let _ = dir.unlink(name);
+        }
         let mut known = Known {
             live: live(dir)?,
-            life,
+            birth,
             ..Known::default()
         };
         for key in found.gone {
@@ -176,8 +184,36 @@ impl Keep {
             known.retire(dir, key, known.live.clone())?;
         }
         known.files = found.versions.iter().map(|key| (*key, Notes::new())).collect();
-        let known = Mutex::new(known);
-        Ok((Self { known, stamp }, found.versions))
+        let is_other = dir.has(UNTIL_READ)? != (life == Life::UntilRead);
+        let keep = Self {
+            known: Mutex::new(known),
+            stamp,
+            life,
+        };
+        if is_other && !found.versions.is_empty() {
+            return Ok((keep, None));
+        }
+        if is_other {
+            keep.mark(dir)?;
+        }
+        Ok((keep, Some(found.versions)))
+    }
+
+    /// Says how the versions live that will be written.
+    fn mark(&self, dir: &Dir) -> io::Result<()> {
+        match self.life {
+            Life::Lasting => dir.unlink(UNTIL_READ),
+            Life::UntilRead => {
+                dir.open(UNTIL_READ, OFlags::WRONLY | OFlags::CREATE)?;
+                dir.sync()
+            }
+        }
+    }
+
+    /// There are none.
+    pub(crate) fn unmark(&self, dir: &Dir) -> io::Result<()> {
+        let _known = self.settled(dir)?;
+        dir.unlink(UNTIL_READ)
     }
 
     /// To be called before anything is done in the directory.
@@ -187,10 +223,11 @@ impl Keep {
 
     fn settled(&self, dir: &Dir) -> io::Result<MutexGuard<'_, Known>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let life = self.stamp.life()?;
-        if known.life != life {
+        let birth = self.stamp.birth()?;
+        if known.birth != birth {
+            self.mark(dir)?;
             known.agree(dir)?;
-            known.life = life;
+            known.birth = birth;
         }
         Ok(known)
     }
@@ -240,7 +277,7 @@ mod tests {
             let base = std::env::temp_dir().join(format!("belay-recall-keep-{name}-{}", std::process::id()));
             std::fs::create_dir_all(base.join("gen")).unwrap();
             let dir = Dir::open_or_make(&File::open(&base).unwrap(), "h").unwrap();
-            let keep = Keep::open(&dir).unwrap().0;
+            let keep = Keep::open(&dir, Life::Lasting).unwrap().0;
             Self { base, dir, keep }
         }
 
@@ -278,7 +315,7 @@ mod tests {
 
         fn restart(&self, known: &Known) {
             *self.keep.known.lock().unwrap() = Known {
-                life: (0, 0, 0),
+                birth: (0, 0, 0),
                 ..known.clone()
             };
         }
@@ -318,7 +355,7 @@ mod tests {
         p.write(4);
         assert_eq!(p.shown(), (vec![2, 4], vec![2]));
         // Who opens the history next does not see it either.
-        assert_eq!(Keep::open(&p.dir).unwrap().1, BTreeSet::from([key(4)]));
+        assert_eq!(Keep::open(&p.dir, Life::Lasting).unwrap().1, Some(BTreeSet::from([key(4)])));
         p.forget(1);
         p.write(5);
         assert_eq!(p.shown(), (vec![4, 5], vec![]));

@@ -57,7 +57,8 @@ impl Record {
         }
         fields.u64()?;
         let (bytes, parts, block) = (fields.u64()?, fields.u32()?, fields.u32()?);
-        if block == 0 || parts as usize > PARTS {
+        // All that there ever were.
+        if block != BLOCK || parts as usize > PARTS {
             return None;
         }
         let sums = blocks(bytes, block).checked_mul(8)?;

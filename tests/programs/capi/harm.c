@@ -2,10 +2,13 @@
 #include <belay.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,9 +67,86 @@ static void of_locks(void) {
     is("close", belay_history_close(h), 0);
 }
 
+/* What one life has left is not emptied by another; what is closed, or was killed, is. */
+static void of_lives(void) {
+    belay_history *h;
+    static char bytes[1 << 20];
+    size_t n;
+    int status;
+    is("open", opened("lives", BELAY_H_LASTING, &h), 0);
+    is("region", belay_history_region(h, 0, bytes, 100), 0);
+    is("put", belay_history_put(h, 1), 0);
+    is("wait", belay_history_wait(h, BELAY_H_DURABLE), 0);
+    is("close", belay_history_close(h), 0);
+    is("open for another life", opened("lives", BELAY_H_UNTIL_READ, &h), -ENOTEMPTY);
+    is("open", opened("lives", BELAY_H_LASTING, &h), 0);
+    is("versions", belay_history_versions(h, NULL, 0, &n), 0);
+    is("how many", (int)n, 1);
+    is("drop", belay_history_drop(h, 1), 0);
+    is("close", belay_history_close(h), 0);
+
+    pid_t child = fork();
+    if (!child) {
+        is("open an empty one for another life", opened("lives", BELAY_H_UNTIL_READ, &h), 0);
+        is("region", belay_history_region(h, 0, bytes, sizeof bytes), 0);
+        for (uint64_t v = 0; v < 4; v++) is("put", belay_history_put(h, v), 0);
+        is("wait", belay_history_wait(h, BELAY_H_LOCAL), 0);
+        _exit(0);
+    }
+    is("wait", waitpid(child, &status, 0), child);
+    is("one that does not close", status, 0);
+    is("open for another life", opened("lives", BELAY_H_LASTING, &h), -ENOTEMPTY);
+    is("open what was left", opened("lives", BELAY_H_UNTIL_READ, &h), 0);
+    is("versions", belay_history_versions(h, NULL, 0, &n), 0);
+    is("how many", (int)n, 0);
+    is("close", belay_history_close(h), 0);
+    is("open an empty one for another life", opened("lives", BELAY_H_LASTING, &h), 0);
+    is("close", belay_history_close(h), 0);
+}
+
+/* Names in the directory that are not belay's. */
+static void of_names(void) {
+    struct {
+        char magic[8];
+        uint64_t version, bytes;
+        uint32_t parts, block;
+        uint64_t sum;
+    } fixed = {"BLYVERS1", 2, (uint64_t)1 << 40, 0, 1, 0};
+    belay_history *h;
+    char path[4096], *room = malloc(100);
+    size_t n;
+    is("memory", !room, 0);
+    is("open", opened("names", 0, &h), 0);
+    is("close", belay_history_close(h), 0);
+    at(path, sizeof path, "names", "0000000000000001-1.version");
+    is("pipe", mkfifo(path, 0600), 0);
+    at(path, sizeof path, "names", "0000000000000002-1.version");
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    /* All holes, with an end that has a checksum for each byte. */
+    is("write", pwrite(fd, &fixed, sizeof fixed, (off_t)(9 * fixed.bytes)) == sizeof fixed, 1);
+    close(fd);
+    at(path, sizeof path, "names", "0000000000000003-1.version");
+    is("directory", mkdir(path, 0700), 0);
+    at(path, sizeof path, "names", "x.new");
+    is("directory", mkdir(path, 0700), 0);
+    alarm(60);
+    is("open", opened("names", 0, &h), 0);
+    is("region", belay_history_region(h, 0, room, 100), 0);
+    is("versions", belay_history_versions(h, NULL, 0, &n), 0);
+    is("how many", (int)n, 0);
+    for (uint64_t v = 1; v <= 3; v++) is("get", belay_history_get(h, v, 0), -EBADMSG);
+    is("put", belay_history_put(h, 4), 0);
+    is("wait", belay_history_wait(h, BELAY_H_DURABLE), 0);
+    is("close", belay_history_close(h), 0);
+    alarm(0);
+    free(room);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     dir = argv[1];
     of_locks();
+    of_lives();
+    of_names();
     return 0;
 }
