@@ -22,7 +22,9 @@ const char *belay_error(void);
  * what fits, and the rest in files. Who tells the order of the reads beforehand waits least.
  *
  * Calls of one history may come from several threads, and take turns. A child that was forked may use none of the
- * parent's histories (-ECHILD).
+ * parent's histories (-ECHILD). In a handler of a signal that has come in the middle of a call of the same thread all are
+ * refused (-EDEADLK); no handler jumps out of one (longjmp), which would keep the turn for ever. A thread that is to be
+ * cancelled ends after its call.
  */
 typedef struct belay_history belay_history;
 
@@ -57,7 +59,8 @@ typedef struct belay_history_opts {
     uint64_t reserved[8]; /* 0 */
 } belay_history_opts;
 
-/* -EBUSY: the name is open already. -EPERM: others can reach the directory. -EINVAL: an option makes no sense. */
+/* -EBUSY: the name is open already. -EPERM: others can reach the directory. -ENOTEMPTY: it has versions of a history
+ * with another `keep`, which stay as they are. -EINVAL: an option makes no sense. */
 int belay_history_open(const belay_history_opts *opts, belay_history **history);
 
 /* A part of what the next versions are made of, and where the next get writes to. Again with other memory or size at
@@ -105,7 +108,8 @@ enum { /* flags of a get; 0: as `keep` says, the first for BELAY_H_UNTIL_READ, o
 };
 
 /* Reads a version into the regions, which must have the numbers and sizes that they had at its put.
- * -ENODATA: it was never put. -ESTALE: it was dropped or discarded. -EMSGSIZE: other regions; nothing is read.
+ * -ENODATA: it was never put. -ESTALE: it was dropped or discarded. -EMSGSIZE: other regions; nothing is read. -ENOMEM:
+ * there is no memory to read regions into that have bytes in common.
  * -EBADMSG: its file is damaged; the regions may hold anything. */
 int belay_history_get(belay_history *history, uint64_t version, uint32_t flags);
 

@@ -3,13 +3,14 @@
 // Every function here is called from C: what holds for the pointers is said in the header, and null is looked for.
 #![allow(clippy::missing_safety_doc)]
 
+use crate::call::{call, question, whole_call};
 use crate::door::{give, into, list, MOST};
-use crate::error::{answer, Failure};
+use crate::error::Failure;
 use crate::options::HistoryOptions;
 use crate::regions::{Regions, Span, Used};
 use belay_recall::{After, Background, History, HistoryError, Level, Life, Shape};
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What `belay_history` is.
@@ -89,7 +90,11 @@ impl Turn {
         let overlapping = self.used.overlapping();
         let (mut apart, common): (Vec<(u32, Span)>, Vec<_>) = self.used.all.iter().partition(|(id, _)| !overlapping.contains(id));
         // What has bytes in common is read to places of its own first.
-        let mut places: Vec<Vec<u8>> = common.iter().map(|(_, span)| vec![0; span.len()]).collect();
+        if !common.is_empty() && *self.history.shape(version)? != self.shape()? {
+            // Before there is memory for it, which could be any amount.
+            return Err(HistoryError::Parts(version));
+        }
+        let mut places = common.iter().map(|(_, span)| room(span.len())).collect::<Result<Vec<_>, _>>()?;
         // SAFETY: of the header: regions are memory that nobody uses during a get. Who gives them up waits for `used`;
         // puts and other gets have turns of their own; and no two of these have a byte in common.
         let parts = apart.iter_mut().map(|(id, span)| (*id, unsafe { span.bytes_mut() }));
@@ -107,6 +112,14 @@ impl Turn {
     fn shape(&self) -> Result<Shape, HistoryError> {
         Shape::new(self.used.all.iter().map(|(id, s)| (*id, s.len() as u64)))
     }
+}
+
+/// Memory of so many bytes.
+fn room(bytes: usize) -> Result<Vec<u8>, HistoryError> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(bytes).map_err(|_| HistoryError::Memory(bytes))?;
+    room.resize(bytes, 0);
+    Ok(room)
 }
 
 fn level(number: u32) -> Result<Level, Failure> {
@@ -138,7 +151,7 @@ extern "C" fn belay_history_open(
         })));
         Ok(())
     };
-    answer(open())
+    whole_call(open)
 }
 
 #[no_mangle]
@@ -154,7 +167,7 @@ extern "C" fn belay_history_region(handle: Given<'_>, id: u32, at: *mut c_void, 
         handle.regions.set(id, span);
         Ok(())
     };
-    answer(region())
+    call(region)
 }
 
 #[no_mangle]
@@ -163,7 +176,7 @@ extern "C" fn belay_history_put(handle: Given<'_>, version: u64) -> c_int {
         let handle = settled(handle)?;
         Ok(Turn::of(handle).put(version)?)
     };
-    answer(put())
+    whole_call(put)
 }
 
 #[no_mangle]
@@ -180,7 +193,7 @@ extern "C" fn belay_history_put_async(handle: Given<'_>, version: u64, cu_stream
         turn.shape()?;
         Ok(handle.background.begin(version, move || turn.put(version))?)
     };
-    answer(put())
+    whole_call(put)
 }
 
 #[no_mangle]
@@ -191,7 +204,7 @@ extern "C" fn belay_history_put_wait(handle: Given<'_>, version: u64) -> c_int {
         handle.history.shape(version)?;
         Ok(())
     };
-    answer(wait())
+    whole_call(wait)
 }
 
 #[no_mangle]
@@ -205,7 +218,7 @@ extern "C" fn belay_history_get(handle: Given<'_>, version: u64, flags: u32) -> 
         };
         Ok(Turn::of(handle).get(version, after)?)
     };
-    answer(get())
+    whole_call(get)
 }
 
 #[no_mangle]
@@ -216,7 +229,7 @@ unsafe extern "C" fn belay_history_hint(handle: Given<'_>, versions: *const u64,
         handle.history.hint(versions.iter().copied())?;
         Ok(())
     };
-    answer(hint())
+    call(hint)
 }
 
 #[no_mangle]
@@ -228,7 +241,7 @@ unsafe extern "C" fn belay_history_hint_sized(handle: Given<'_>, versions: *cons
         handle.history.hint_sized(order)?;
         Ok(())
     };
-    answer(hint())
+    call(hint)
 }
 
 #[no_mangle]
@@ -239,12 +252,12 @@ unsafe extern "C" fn belay_history_hint_replace(handle: Given<'_>, from: usize, 
         handle.history.hint_replace(from, versions.iter().copied())?;
         Ok(())
     };
-    answer(hint())
+    call(hint)
 }
 
 #[no_mangle]
 extern "C" fn belay_history_prefetch(handle: Given<'_>, on: c_int) -> c_int {
-    answer(of(handle).and_then(|h| Ok(h.history.prefetch(on != 0)?)))
+    call(|| Ok(of(handle)?.history.prefetch(on != 0)?))
 }
 
 #[no_mangle]
@@ -256,7 +269,7 @@ extern "C" fn belay_history_size(handle: Given<'_>, version: u64, id: u32, bytes
         place.write(part as usize);
         Ok(())
     };
-    answer(size())
+    call(size)
 }
 
 #[no_mangle]
@@ -276,12 +289,12 @@ unsafe extern "C" fn belay_history_regions(
         n.write(all.len());
         Ok(())
     };
-    answer(regions())
+    call(regions)
 }
 
 #[no_mangle]
 extern "C" fn belay_history_drop(handle: Given<'_>, version: u64) -> c_int {
-    answer(settled(handle).and_then(|h| Ok(h.history.drop_version(version)?)))
+    whole_call(|| Ok(settled(handle)?.history.drop_version(version)?))
 }
 
 #[no_mangle]
@@ -291,7 +304,7 @@ extern "C" fn belay_history_wait(handle: Given<'_>, level: u32) -> c_int {
         handle.history.wait(self::level(level)?)?;
         Ok(handle.background.failure()?)
     };
-    answer(wait())
+    whole_call(wait)
 }
 
 #[no_mangle]
@@ -301,10 +314,7 @@ extern "C" fn belay_history_is_at(handle: Given<'_>, level: u32) -> c_int {
         let level = self::level(level)?;
         Ok(!handle.background.is_busy() && handle.history.is_at(level)?)
     };
-    match is_at() {
-        Ok(yes) => c_int::from(yes),
-        Err(failure) => answer(Err(failure)),
-    }
+    question(is_at)
 }
 
 #[no_mangle]
@@ -322,7 +332,7 @@ unsafe extern "C" fn belay_history_versions(
         n.write(all.len());
         Ok(())
     };
-    answer(versions())
+    call(versions)
 }
 
 #[no_mangle]
@@ -349,13 +359,15 @@ extern "C" fn belay_history_get_stats(handle: Given<'_>, stats: Option<&mut Mayb
         });
         Ok(())
     };
-    answer(get())
+    whole_call(get)
 }
 
 #[no_mangle]
 extern "C" fn belay_history_close(handle: Option<Box<Handle>>) -> c_int {
+    // In the middle of another call it stays, as that may still use it.
+    let handle = ManuallyDrop::new(handle);
     let close = || {
-        let handle = handle.ok_or_else(|| Failure::invalid("there is no history"))?;
+        let handle = ManuallyDrop::into_inner(handle).ok_or_else(|| Failure::invalid("there is no history"))?;
         let Handle { history, background, .. } = *handle;
         let put = match history.is_own() {
             Ok(()) => background.end(),
@@ -372,5 +384,5 @@ extern "C" fn belay_history_close(handle: Option<Box<Handle>>) -> c_int {
         }
         Ok(put?)
     };
-    answer(close())
+    whole_call(close)
 }

@@ -5,6 +5,7 @@
 //! is needed is EINVAL.
 
 mod access;
+mod call;
 mod door;
 mod error;
 mod history;

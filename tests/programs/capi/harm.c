@@ -104,6 +104,20 @@ static void of_lives(void) {
     is("close", belay_history_close(h), 0);
 }
 
+/* Regions that have bytes in common are not given memory before it is known that they have the sizes of the version. */
+static void of_sizes(void) {
+    belay_history *h;
+    static char bytes[100];
+    is("open", opened("sizes", 0, &h), 0);
+    is("region", belay_history_region(h, 0, bytes, sizeof bytes), 0);
+    is("put", belay_history_put(h, 1), 0);
+    is("region", belay_history_region(h, 0, bytes, (size_t)1 << 45), 0);
+    is("region", belay_history_region(h, 1, bytes, (size_t)1 << 45), 0);
+    is("get", belay_history_get(h, 1, 0), -EMSGSIZE);
+    is("get of none", belay_history_get(h, 2, 0), -ENODATA);
+    is("close", belay_history_close(h), 0);
+}
+
 /* Names in the directory that are not belay's. */
 static void of_names(void) {
     struct {
@@ -142,11 +156,65 @@ static void of_names(void) {
     free(room);
 }
 
+static belay_history *shared;
+static volatile sig_atomic_t refused, others;
+
+static void on_alarm(int number) {
+    (void)number;
+    int answers[] = {belay_history_put(shared, 999), belay_history_region(shared, 5, NULL, 0), belay_history_is_at(shared, 0)};
+    for (int i = 0; i < 3; i++)
+        if (answers[i] == -EDEADLK && *belay_error()) refused++;
+        else if (answers[i] != 0 && answers[i] != -EEXIST && answers[i] != 1) others++;
+}
+
+static void *puts_for_ever(void *unused) {
+    for (uint64_t v = 1000;; v++) {
+        is("put", belay_history_put(shared, v), 0);
+        is("drop", belay_history_drop(shared, v), 0);
+        pthread_testcancel();
+    }
+    return unused;
+}
+
+/* What comes in the middle of a call: a handler of a signal that calls, and the end of the thread. */
+static void of_calls(void) {
+    size_t bytes = 32 << 20;
+    char *memory = calloc(1, bytes);
+    struct itimerval soon = {.it_value = {.tv_usec = 3000}}, never = {0};
+    pthread_t thread;
+    is("open", opened("calls", BELAY_H_UNTIL_READ, &shared), 0);
+    is("region", belay_history_region(shared, 0, memory, bytes), 0);
+    signal(SIGALRM, on_alarm);
+    for (uint64_t v = 0; v < 200 && !refused; v++) {
+        setitimer(ITIMER_REAL, &soon, NULL);
+        is("put", belay_history_put(shared, v), 0);
+        setitimer(ITIMER_REAL, &never, NULL);
+        is("drop", belay_history_drop(shared, v), 0);
+        belay_history_drop(shared, 999);
+    }
+    is("a call in a call", refused > 0 && !others, 1);
+    signal(SIGALRM, SIG_DFL);
+    alarm(60);
+    for (int i = 0; i < 10; i++) {
+        is("thread", pthread_create(&thread, NULL, puts_for_ever, NULL), 0);
+        usleep(20000);
+        is("cancel", pthread_cancel(thread), 0);
+        is("join", pthread_join(thread, NULL), 0);
+        is("put after the end of another thread", belay_history_put(shared, 1), 0);
+        is("drop", belay_history_drop(shared, 1), 0);
+    }
+    alarm(0);
+    is("close", belay_history_close(shared), 0);
+    free(memory);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     dir = argv[1];
     of_locks();
     of_lives();
+    of_sizes();
     of_names();
+    of_calls();
     return 0;
 }
