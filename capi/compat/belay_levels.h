@@ -50,7 +50,12 @@ typedef struct belay_levels {
     long first, life; /* of this run: the first, and that of now */
     long last, key;   /* the version of the last checkpoint that was begun, -1: there is none; and where it lies */
     long begun;       /* the life of its first try */
+    int ranks;        /* of those who take part */
+    void *size;       /* as many bytes */
 } belay_levels;
+
+/* The number of the region that has a byte for each rank that took part; versions of before have none. */
+#define BELAY_LEVELS_RANKS (INT_MIN + 1)
 
 /* What a read is of. */
 enum {
@@ -86,7 +91,11 @@ BELAY_LEVELS_WEAK int belay_levels_setting(const char *file, const char *section
     FILE *f = fopen(file, "r");
     if (!f) return -1;
     while (!found && fgets(line, sizeof line, f)) {
-        line[strcspn(line, "#;\n")] = 0;
+        char *comment = line;
+        line[strcspn(line, "\n")] = 0;
+        /* One begins a line, or comes after a blank. */
+        while (*comment && !(strchr("#;", *comment) && (comment == line || isspace((unsigned char)comment[-1])))) comment++;
+        *comment = 0;
         char *at = line + strspn(line, " \t");
         if (*at == '[') {
             snprintf(now, sizeof now, "%.*s", (int)strcspn(at + 1, "]"), at + 1);
@@ -122,6 +131,12 @@ BELAY_LEVELS_WEAK int belay_levels_all(MPI_Comm comm, int yes) {
 /* Memory of the near level: its versions are in files when a checkpoint returns. */
 #define BELAY_LEVELS_NEAR_BYTES ((uint64_t)64 << 20)
 
+/* Makes the directory of a level. 0 or -1 */
+static inline int belay_levels_make(const char *interface, const char *dir) {
+    if (mkdir(dir, 0777) == 0 || errno == EEXIST) return 0;
+    return belay_levels_say(interface, 0, "cannot make the directory %s: %s", dir, strerror(errno));
+}
+
 static inline belay_history *belay_levels_history(const char *interface, const char *dir, const char *name, uint64_t host_bytes) {
     belay_history *history = NULL;
     belay_history_opts opts;
@@ -130,10 +145,7 @@ static inline belay_history *belay_levels_history(const char *interface, const c
     opts.name = name;
     opts.dir = dir;
     opts.keep = BELAY_H_LASTING;
-    if (mkdir(dir, 0777) && errno != EEXIST) {
-        belay_levels_say(interface, 0, "cannot make the directory %s: %s", dir, strerror(errno));
-        return NULL;
-    }
+    if (belay_levels_make(interface, dir) < 0) return NULL;
     if (belay_history_open(&opts, &history) < 0) belay_levels_say(interface, 1, "cannot open checkpoints in %s", dir);
     return history;
 }
@@ -169,12 +181,16 @@ BELAY_LEVELS_WEAK int belay_levels_open(belay_levels *levels, const char *interf
     levels->interface = interface;
     levels->comm = comm;
     snprintf(levels->name, sizeof levels->name, "%.200s.%d", name, rank);
+    levels->ranks = 1;
+    if (comm != MPI_COMM_NULL) MPI_Comm_size(comm, &levels->ranks);
+    levels->size = calloc((size_t)levels->ranks, 1);
     levels->near_by = belay_levels_history(interface, near_dir, levels->name, BELAY_LEVELS_NEAR_BYTES);
     if (levels->near_by && two) levels->far_away = belay_levels_history(interface, far_dir, levels->name, 0);
-    ready = levels->near_by && (levels->far_away || !two);
+    ready = levels->size && levels->near_by && (levels->far_away || !two);
     if (!belay_levels_all(comm, ready)) {
         if (levels->near_by) belay_history_close(levels->near_by);
         if (levels->far_away) belay_history_close(levels->far_away);
+        free(levels->size);
         levels->near_by = levels->far_away = NULL;
         return -1;
     }
@@ -188,13 +204,19 @@ BELAY_LEVELS_WEAK int belay_levels_open(belay_levels *levels, const char *interf
     return 0;
 }
 
-/* The newest key of a level that is not above `limit`; -1: there is none. */
-static inline long belay_levels_below(belay_history *history, long limit) {
+/* Whether a version is of so many ranks, as far as it says. */
+static inline int belay_levels_is_of(belay_history *history, uint64_t key, int ranks) {
+    size_t its;
+    return belay_history_size(history, key, (uint32_t)BELAY_LEVELS_RANKS, &its) != 0 || its == (size_t)ranks;
+}
+
+/* The newest key of a level that is not above `limit`, of as many ranks; -1: there is none. */
+static inline long belay_levels_below(belay_history *history, long limit, int ranks) {
     long newest = -1;
     size_t n, i;
     uint64_t *all = belay_levels_list(history, &n);
     for (i = 0; i < n; i++)
-        if (all[i] <= (uint64_t)limit) newest = (long)all[i];
+        if (all[i] <= (uint64_t)limit && belay_levels_is_of(history, all[i], ranks)) newest = (long)all[i];
     free(all);
     return newest;
 }
@@ -202,8 +224,10 @@ static inline long belay_levels_below(belay_history *history, long limit) {
 /* The newest key, not above `limit`, that everybody has in one of two histories, of which one may be NULL; -1: there
  * is none. */
 BELAY_LEVELS_WEAK long belay_levels_agreed(MPI_Comm comm, belay_history *one, belay_history *other, long limit) {
+    int ranks = 1;
+    if (comm != MPI_COMM_NULL) MPI_Comm_size(comm, &ranks);
     for (;;) {
-        long first = belay_levels_below(one, limit), second = belay_levels_below(other, limit);
+        long first = belay_levels_below(one, limit, ranks), second = belay_levels_below(other, limit, ranks);
         long mine = first > second ? first : second, least = mine, most = mine;
         if (comm == MPI_COMM_NULL) return mine;
         MPI_Allreduce(&mine, &least, 1, MPI_LONG, MPI_MIN, comm);
@@ -241,22 +265,22 @@ static inline void belay_levels_forget(belay_history *history, const belay_level
     for (i = 0; i < n; i++) belay_history_region(history, (uint32_t)regions[i].id, NULL, 0);
 }
 
-static inline int belay_levels_put_one(belay_history *history, uint64_t key, const belay_levels_region *regions, size_t n) {
+static inline int belay_levels_put_one(belay_levels *levels, belay_history *history, const belay_levels_region *regions, size_t n) {
     size_t i;
-    int answer = 0;
+    int answer = belay_history_region(history, (uint32_t)BELAY_LEVELS_RANKS, levels->size, (size_t)levels->ranks);
     for (i = 0; i < n && answer == 0; i++)
         answer = belay_history_region(history, (uint32_t)regions[i].id, regions[i].at, regions[i].bytes);
-    if (answer == 0) answer = belay_history_put(history, key);
+    if (answer == 0) answer = belay_history_put(history, (uint64_t)levels->key);
     belay_levels_forget(history, regions, n);
+    belay_history_region(history, (uint32_t)BELAY_LEVELS_RANKS, NULL, 0);
     return answer;
 }
 
 /* Writes the checkpoint that was begun: on return it is in a file of the near level, and on its way to the far one if that is
  * wanted too. 0 or -1 */
 BELAY_LEVELS_WEAK int belay_levels_put(belay_levels *levels, const belay_levels_region *regions, size_t n, int far_too) {
-    uint64_t key = (uint64_t)levels->key;
-    int answer = belay_levels_put_one(levels->near_by, key, regions, n);
-    if (answer == 0 && far_too && levels->far_away) answer = belay_levels_put_one(levels->far_away, key, regions, n);
+    int answer = belay_levels_put_one(levels, levels->near_by, regions, n);
+    if (answer == 0 && far_too && levels->far_away) answer = belay_levels_put_one(levels, levels->far_away, regions, n);
     if (answer == 0) answer = belay_history_wait(levels->near_by, BELAY_H_LOCAL);
     if (answer == 0) return 0;
     return belay_levels_say(levels->interface, 1, "cannot write version %ld of %s", levels->last, levels->name);
@@ -389,7 +413,7 @@ BELAY_LEVELS_WEAK void belay_levels_trim_far(belay_levels *levels) {
 
 /* The key of a version that this run has put; what the next checkpoint of it would have if there is none. */
 static inline long belay_levels_own(belay_levels *levels, long version) {
-    long key = belay_levels_below(levels->near_by, belay_levels_key(version + 1, 0) - 1);
+    long key = belay_levels_below(levels->near_by, belay_levels_key(version + 1, 0) - 1, levels->ranks);
     if (key >= belay_levels_key(version, levels->first)) return key;
     return belay_levels_key(version, levels->life + (version <= levels->last));
 }
@@ -416,7 +440,7 @@ static inline int belay_levels_get_one(belay_history *history, uint64_t key, con
         size_t bytes = 0;
         answer = belay_history_size(history, key, ids[i], &bytes);
         if (answer < 0) break;
-        if (!wanted && what != BELAY_LEVELS_ASKED) answer = -EMSGSIZE;
+        if (!wanted && what != BELAY_LEVELS_ASKED && ids[i] != (uint32_t)BELAY_LEVELS_RANKS) answer = -EMSGSIZE;
         if (wanted && !wanted->at) wanted = NULL;
         if (wanted && (what == BELAY_LEVELS_EXACT ? wanted->bytes != bytes : wanted->bytes < bytes)) answer = -EMSGSIZE;
         if (!wanted && !(spare[i] = malloc(bytes + 1))) answer = -ENOMEM;
@@ -460,6 +484,8 @@ BELAY_LEVELS_WEAK int belay_levels_close(belay_levels *levels) {
     int answer = 0;
     if (levels->near_by) answer = belay_history_close(levels->near_by);
     if (levels->far_away && belay_history_close(levels->far_away) < 0) answer = -1;
+    free(levels->size);
+    levels->size = NULL;
     levels->near_by = levels->far_away = NULL;
     return answer < 0 ? belay_levels_say(levels->interface, 1, "checkpoints of %s are not all written", levels->name) : 0;
 }
@@ -475,7 +501,9 @@ BELAY_LEVELS_WEAK int belay_levels_protect(belay_levels_table *table, const char
                                            size_t size, const char *group) {
     size_t i;
     if (size && count > SIZE_MAX / size) return belay_levels_say(interface, 0, "region %d has too many bytes", id);
-    if (!at) return belay_levels_say(interface, 0, "region %d has no memory", id);
+    if (id == BELAY_LEVELS_RANKS) return belay_levels_say(interface, 0, "region %d has a number that is taken", id);
+    if (!at && count && size) return belay_levels_say(interface, 0, "region %d has no memory", id);
+    if (!at) at = table; /* no byte of it is used */
     for (i = 0; i < table->n; i++)
         if (table->all[i].id == id && !strcmp(table->all[i].group, group)) break;
     if (i == table->room) {

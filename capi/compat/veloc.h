@@ -55,6 +55,8 @@ static inline int belay_veloc_init(const char *cfg_file) {
         return belay_levels_say("VELOC", 0, "%s cannot be read, or has no line `scratch = DIRECTORY`", cfg_file);
     v->persistent[0] = 0;
     belay_levels_setting(cfg_file, NULL, "persistent", v->persistent, sizeof v->persistent);
+    if (belay_levels_make("VELOC", v->scratch) < 0) return VELOC_FAILURE;
+    if (*v->persistent && belay_levels_make("VELOC", v->persistent) < 0) return VELOC_FAILURE;
     v->scratch_versions = (long)belay_levels_number(cfg_file, NULL, "scratch_versions", 0);
     v->max_versions = (long)belay_levels_number(cfg_file, NULL, "max_versions", 0);
     v->persistent_interval = belay_levels_number(cfg_file, NULL, "persistent_interval", 0);
@@ -305,7 +307,9 @@ BELAY_LEVELS_WEAK int VELOC_Checkpoint_finished(void) {
 }
 
 BELAY_LEVELS_WEAK int VELOC_Checkpoint(const char *name, int version) {
-    int written = VELOC_Checkpoint_wait() == VELOC_SUCCESS;
+    int written;
+    if (!belay_veloc_state.started) return belay_veloc_refuse("it is not initialized");
+    written = VELOC_Checkpoint_wait() == VELOC_SUCCESS;
     if (!belay_levels_all(belay_veloc_state.comm, written) || VELOC_Checkpoint_begin(name, version) < 0) return VELOC_FAILURE;
     written = VELOC_Checkpoint_mem() == VELOC_SUCCESS;
     return VELOC_Checkpoint_end(written) == VELOC_SUCCESS && written ? VELOC_SUCCESS : VELOC_FAILURE;
@@ -324,7 +328,7 @@ BELAY_LEVELS_WEAK int VELOC_Restart_begin(const char *name, int version) {
     if (belay_veloc_begin(name, version, 1) < 0) return VELOC_FAILURE;
     v->key = belay_levels_newest(v->now, version);
     if (belay_levels_version(v->key) == version) return VELOC_SUCCESS;
-    belay_levels_say("VELOC", 0, "there is no version %d of %s, or not every rank has it", version, name);
+    belay_levels_say("VELOC", 0, "there is no version %d of %s, or not every rank of as many has it", version, name);
     v->now = NULL;
     return VELOC_FAILURE;
 }
@@ -359,21 +363,23 @@ BELAY_LEVELS_WEAK int VELOC_Recover_size(int id) {
 
 BELAY_LEVELS_WEAK int VELOC_Recover_mem(void) { return VELOC_Recover_selective(VELOC_RECOVER_ALL, NULL, 0); }
 
+/* Whether all ranks have read what they wanted. Collective if VELOC_Init was. */
 BELAY_LEVELS_WEAK int VELOC_Restart_end(int success) {
     belay_veloc *v = &belay_veloc_state;
-    (void)success;
+    int all;
     if (!v->now || !v->restarting) return belay_veloc_refuse("VELOC_Restart_begin comes first");
     if (v->file[0]) unlink(v->file);
+    all = belay_levels_all(v->comm, success != 0);
+    if (success && !all) belay_levels_say("VELOC", 0, "another rank cannot read version %ld of %s", v->version, v->now->name);
     v->now = NULL;
-    return VELOC_SUCCESS;
+    return all ? VELOC_SUCCESS : VELOC_FAILURE;
 }
 
 BELAY_LEVELS_WEAK int VELOC_Restart(const char *name, int version) {
     int read;
     if (VELOC_Restart_begin(name, version) < 0) return VELOC_FAILURE;
     read = VELOC_Recover_mem();
-    VELOC_Restart_end(read == VELOC_SUCCESS);
-    return read;
+    return VELOC_Restart_end(read == VELOC_SUCCESS);
 }
 
 /* Where the program writes the file of this checkpoint, or reads it from; there is one file for each. */

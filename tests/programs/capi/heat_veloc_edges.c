@@ -1,6 +1,7 @@
-// What goes wrong on one rank, with VELOC's interface. heat_veloc_edges CONFIGURATION retry|again
+// What goes wrong on one rank, with VELOC's interface. heat_veloc_edges CONFIGURATION retry|again|fewer|damaged
 //
-// retry: each rank tries checkpoints again that the other does not. again: goes on from the last one.
+// retry: each rank tries checkpoints again that the other does not. again: goes on from the last one. fewer: there are more or
+// fewer ranks than have written it. damaged: one rank cannot read it.
 #include "heat.h"
 #include <veloc.h>
 
@@ -37,11 +38,34 @@ static void again(void) {
     want(step == LAST && !memcmp(now, right, sizeof now), "other bytes");
 }
 
+static void fewer(void) {
+    want(VELOC_Restart_test("edges", 0) == VELOC_FAILURE, "a checkpoint of another number of ranks");
+    want(VELOC_Restart_begin("edges", LAST) == VELOC_FAILURE, "the same");
+}
+
+static void damaged(void) {
+    want(VELOC_Restart_test("edges", 0) == LAST, "VELOC_Restart_test");
+    want(VELOC_Restart("edges", LAST) == VELOC_FAILURE, "VELOC_Restart where one rank cannot read it");
+    want(VELOC_Restart_begin("edges", LAST) == VELOC_SUCCESS, "VELOC_Restart_begin");
+    want(VELOC_Restart_end(rank != 0) == VELOC_FAILURE, "VELOC_Restart_end where one rank has failed");
+}
+
+// A configuration that names a directory which cannot be.
+static void nowhere(const char *configuration) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%d", configuration, rank);
+    FILE *f = fopen(path, "w");
+    want(f && fprintf(f, "scratch = /dev/null/scratch\n") > 0 && fclose(f) == 0, "write a configuration");
+    want(VELOC_Init(MPI_COMM_WORLD, path) == VELOC_FAILURE, "VELOC_Init with a directory that cannot be");
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     want(argc > 2, "arguments");
+    want(VELOC_Checkpoint("edges", 1) == VELOC_FAILURE, "VELOC_Checkpoint before VELOC_Init");
+    nowhere(argv[1]);
     want(VELOC_Init(MPI_COMM_WORLD, argv[1]) == VELOC_SUCCESS, "VELOC_Init");
     start_heat();
     want(VELOC_Mem_protect(0, &step, 1, sizeof step) == VELOC_SUCCESS, "VELOC_Mem_protect");
@@ -49,10 +73,14 @@ int main(int argc, char **argv) {
     switch (argv[2][0]) {
     case 'r': retry(); break;
     case 'a': again(); break;
+    case 'f': fewer(); break;
+    case 'd': damaged(); break;
     default: want(0, "another word");
     }
     say_heat(MPI_COMM_WORLD);
+    want(VELOC_Mem_protect(2, NULL, 0, sizeof(double)) == VELOC_SUCCESS, "VELOC_Mem_protect of nothing");
     want(VELOC_Finalize(1) == VELOC_SUCCESS, "VELOC_Finalize");
+    want(VELOC_Checkpoint("edges", 1) == VELOC_FAILURE, "VELOC_Checkpoint after VELOC_Finalize");
     MPI_Finalize();
     return 0;
 }

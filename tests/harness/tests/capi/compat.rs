@@ -78,6 +78,7 @@ struct Heat {
     scratch: PathBuf,
     durable: PathBuf,
     how: &'static str,
+    ranks: u32,
 }
 
 impl Heat {
@@ -88,8 +89,10 @@ impl Heat {
             user,
             program,
             how,
+            ranks: RANKS,
             configuration: work.join("configuration"),
-            scratch: work.join("scratch"),
+            // With what begins a comment after a blank.
+            scratch: work.join("scratch#1"),
             durable: work.join("durable"),
         };
         let lines = if interface.starts_with("veloc") { VELOC } else { FTI };
@@ -100,7 +103,7 @@ impl Heat {
     }
 
     fn command(&self, more: &[&str]) -> Command {
-        let mpi = mpirun(Kind::OpenMpi, RANKS);
+        let mpi = mpirun(Kind::OpenMpi, self.ranks);
         let program = self.program.display().to_string();
         let configuration = self.configuration.display().to_string();
         let mut words: Vec<&str> = mpi[1..].iter().map(String::as_str).collect();
@@ -233,6 +236,23 @@ fn edges(place: &Place, user: User) -> Result<(), Failure> {
     let mut heat = Heat::new(place, user, "veloc_edges", "retry", "edges")?;
     heat.whole()?;
     heat.how = "again";
+    heat.whole()?;
+    heat.how = "fewer";
+    heat.ranks = RANKS - 1;
+    heat.whole()?;
+    heat.how = "damaged";
+    heat.ranks = RANKS;
+    for level in [&heat.scratch, &heat.durable] {
+        let files = io("list", std::fs::read_dir(level.join("veloc.edges.0")))?.filter_map(Result::ok);
+        for path in files
+            .map(|f| f.path())
+            .filter(|p| p.extension().is_some_and(|e| e == "version"))
+        {
+            let mut bytes = io("read", std::fs::read(&path))?;
+            bytes[1000] ^= 1;
+            io("write", std::fs::write(&path, bytes))?;
+        }
+    }
     heat.whole().map(|_| ())
 }
 
