@@ -19,8 +19,11 @@ Needs libbelay.so.0, which a wheel brings with it, and nothing else. An error is
 
 import ctypes
 import errno
+import operator
 import os
+import re
 import threading
+import weakref
 
 OURS, SCORE, LRU, BELADY = range(4)
 PAGED, CONTIGUOUS = range(2)
@@ -31,6 +34,35 @@ R, W, RW = 1, 2, 3
 
 _u64, _u32, _size, _handle = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p
 _i64 = ctypes.c_int64
+
+
+def _within(bits, signed=False):
+    """Takes numbers for a parameter of the library that has so many bits: ctypes would take their lower bits."""
+    least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+    def number(value):
+        value = operator.index(value)
+        if not least <= value <= most:
+            raise OverflowError(f"{value} is not between {least} and {most}")
+        return value
+
+    return number
+
+
+_as_u32, _as_u64, _as_i64 = _within(32), _within(64), _within(64, signed=True)
+
+
+def _text(name):
+    """A name or path for C, which would end at a zero byte."""
+    if b"\0" in name:
+        raise ValueError("a name has no zero byte")
+    return name
+
+
+def _without_objects(format):
+    """References to objects mean something in this process only, and would come back without being counted."""
+    if "O" in re.sub(r":[^:]*:", "", format):
+        raise TypeError("an array of Python objects holds references, which mean nothing elsewhere")
 
 
 class _Options(ctypes.Structure):
@@ -129,7 +161,7 @@ def _checked(answer):
 
 
 def _numbers(values):
-    values = list(values)
+    values = [_as_u64(value) for value in values]
     return (_u64 * len(values))(*values), len(values)
 
 
@@ -145,7 +177,13 @@ class History:
         # What the last of them is to close.
         self._left = None
         options = _Options(
-            name=name.encode(), dir=os.fsencode(dir), host_bytes=host_bytes, extent_bytes=extent_bytes, policy=policy, layout=layout, keep=keep
+            name=_text(name.encode()),
+            dir=_text(os.fsencode(dir)),
+            host_bytes=_as_u64(host_bytes),
+            extent_bytes=_as_u64(extent_bytes),
+            policy=_as_u32(policy),
+            layout=_as_u32(layout),
+            keep=_as_u32(keep),
         )
         _checked(_library.belay_history_open(ctypes.byref(options), ctypes.byref(self._at)))
 
@@ -175,6 +213,7 @@ class History:
 
     def region(self, id, memory):
         """A part of the versions: C-contiguous, writable memory, which is kept as it is until it is replaced. None: a part no more."""
+        id = _as_u32(id)
         if self._is_of_parent():
             self._call("region", id, None, 0)
         if memory is None:
@@ -183,6 +222,7 @@ class History:
                 self._regions.pop(id, None)
             return
         view = memoryview(memory)
+        _without_objects(view.format)
         # Also keeps the memory from being freed or resized.
         export = (ctypes.c_char * view.nbytes).from_buffer(view)
         with self._regions_lock:
@@ -191,19 +231,19 @@ class History:
 
     def put(self, version):
         """Writes a version."""
-        self._call("put", version)
+        self._call("put", _as_u64(version))
 
     def put_async(self, version):
         """Begins to write a version: the regions may be read meanwhile, and are changed only after put_wait."""
-        self._call("put_async", version, None, None)
+        self._call("put_async", _as_u64(version), None, None)
 
     def put_wait(self, version):
         """Waits until that version is written."""
-        self._call("put_wait", version)
+        self._call("put_wait", _as_u64(version))
 
     def get(self, version, flags=0):
         """Reads a version into the regions. DISCARD: it is not needed any more; KEEP: it is; without either as `keep` of the history says."""
-        self._call("get", version, flags)
+        self._call("get", _as_u64(version), _as_u32(flags))
 
     def hint(self, versions, bytes=None):
         """Appends to the order of reads, with the bytes that each version will have, where they are known."""
@@ -218,7 +258,7 @@ class History:
 
     def hint_replace(self, start, versions):
         """Replaces the hints from position `start` on, counted from the first that was ever given."""
-        self._call("hint_replace", start, *_numbers(versions))
+        self._call("hint_replace", _as_u64(start), *_numbers(versions))
 
     def prefetch(self, on=True):
         """Whether versions are fetched ahead."""
@@ -227,12 +267,12 @@ class History:
     def size(self, version, id):
         """Bytes that a region had when the version was put."""
         size = _size()
-        self._call("size", version, id, ctypes.byref(size))
+        self._call("size", _as_u64(version), _as_u32(id), ctypes.byref(size))
         return size.value
 
     def regions(self, version):
         """The numbers of the regions that a version has."""
-        n = _size()
+        n, version = _size(), _as_u64(version)
         self._call("regions", version, None, 0, ctypes.byref(n))
         numbers = (_u32 * n.value)()
         self._call("regions", version, numbers, len(numbers), ctypes.byref(n))
@@ -240,15 +280,15 @@ class History:
 
     def drop(self, version):
         """The version is not needed any more."""
-        self._call("drop", version)
+        self._call("drop", _as_u64(version))
 
     def wait(self, level=LOCAL):
         """Waits until all that has been put is at a level."""
-        self._call("wait", level)
+        self._call("wait", _as_u32(level))
 
     def is_at(self, level=LOCAL):
         """Whether all that has been put is at a level, without waiting. Files are synced by wait only."""
-        return self._call("is_at", level) > 0
+        return self._call("is_at", _as_u32(level)) > 0
 
     def versions(self):
         """The numbers of all versions there are."""
@@ -316,17 +356,32 @@ class Dataset:
         n = len(shape)
         # The library's first dimension is the one that changes fastest: the last one here.
         extent, stride = (_size * n)(*reversed(shape)), (_size * n)(*reversed(strides))
-        self._number = _library.belay_dataset(name.encode(), at, elem, n, extent, stride)
+        name = _text(name.encode())
+        self._number = _library.belay_dataset(name, at, elem, n, extent, stride)
         self._dims = n
         if not self._number:
             raise _failure(errno.EINVAL)
         self._kept, self._form = kept, form
+        # Its memory becomes somebody else's. Unless the name has been declared anew: the number is that one's then.
+        Dataset._last[self._number] = key = object()
+        self._forgotten = weakref.finalize(self, Dataset._let_go, self._number, key)
+        self._forgotten.atexit = False
+
+    _last = {}
+
+    @staticmethod
+    def _let_go(number, key):
+        if Dataset._last.get(number) is key:
+            _library.belay_dataset_forget(number)
+            del Dataset._last[number]
 
     @staticmethod
     def _look(array):
         """What keeps the array's memory, where it lies, and its form: bytes of an element, shape, strides."""
         if hasattr(array, "__array_interface__"):
             form = array.__array_interface__
+            if getattr(getattr(array, "dtype", None), "hasobject", "O" in form["typestr"]):
+                _without_objects("O")
             (at, read_only), shape = form["data"], form["shape"] or (1,)
             elem = getattr(array, "itemsize", None) or int(form["typestr"].lstrip("<>|=")[1:])
             if read_only:
@@ -335,6 +390,7 @@ class Dataset:
             kept = array
         else:
             view = memoryview(array)
+            _without_objects(view.format)
             # Also keeps the memory from being freed or resized.
             kept = (ctypes.c_char * view.nbytes).from_buffer(view)
             at, elem, shape, strides = ctypes.addressof(kept), view.itemsize, view.shape or (1,), view.strides
@@ -375,8 +431,9 @@ class Dataset:
         if any(side < 0 for side in extent):
             raise ValueError("an extent is not below 0")
         bounds = _i64 * self._dims
-        own = [given and bounds(*reversed(given)) for given in (lo, hi)]
-        self._call("dataset_part", (_size * self._dims)(*reversed(extent)), bounds(*reversed(lower)), *own)
+        numbers = lambda given: bounds(*(_as_i64(n) for n in reversed(given)))
+        own = [None if given is None else numbers(given) for given in (lo, hi)]
+        self._call("dataset_part", (_size * self._dims)(*(_as_u64(n) for n in reversed(extent))), numbers(lower), *own)
 
     def live(self, always=True):
         """Whether it is kept in every checkpoint, whatever loops say of it."""
@@ -409,13 +466,15 @@ def changes(dataset, lo=None, hi=None):
 def point(payload=b""):
     """The program's own point, between two steps, at which a checkpoint of global arrays can be taken. `payload`, at most 4096
     bytes, is the same in all processes."""
-    payload = bytes(payload)
+    # A number would be so many zero bytes.
+    payload = bytes(memoryview(payload))
     _checked(_library.belay_point(len(payload), payload))
 
 
 def fastforward(size=0):
     """Fills what is declared as parts of global arrays from what another run has left: the payload of its point then, of so
     many bytes; None where there is nothing to start from."""
+    size = _as_u64(size)
     payload = ctypes.create_string_buffer(max(size, 1))
     found = _checked(_library.belay_fastforward(ctypes.byref(payload), size))
     return payload.raw[:size] if found else None
@@ -425,7 +484,7 @@ class Site:
     """A place in the program, by its name: once each."""
 
     def __init__(self, name):
-        self._number = _library.belay_site_id(name.encode())
+        self._number = _library.belay_site_id(_text(name.encode()))
         if not self._number:
             raise _failure(errno.EINVAL)
 
@@ -448,7 +507,7 @@ class Loop:
                 if len(lo) != dataset._dims or len(hi) != dataset._dims:
                     raise ValueError("a part has as many bounds as the dataset has dimensions")
                 bounds = ctypes.c_int64 * dataset._dims
-                to.lo, to.hi = bounds(*reversed(lo)), bounds(*reversed(hi))
+                to.lo, to.hi = (bounds(*(_as_i64(n) for n in reversed(given))) for given in (lo, hi))
 
     def __enter__(self):
         _library.belay_enter(self._site, self._uses, self._n)

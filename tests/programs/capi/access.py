@@ -1,5 +1,6 @@
 """A solver in Python: two arrays, each computed from the other, and what is declared of them. access.py [FORMS]"""
 
+import ctypes
 import os
 import sys
 import time
@@ -26,6 +27,32 @@ class Strided:
         self.__array_interface__ = {"data": (at, read_only), "shape": (8, 16), "strides": (128, 4), "typestr": "<i4"}
 
 
+class Objects(Strided):
+    """The same, of references."""
+
+    def __init__(self, memory):
+        super().__init__(memory)
+        self.__array_interface__["typestr"] = "|O"
+
+
+def let_go():
+    """A dataset that nobody has any more is none; one that was declared anew is what it is now."""
+    moves = []
+    forget, belay._library.belay_dataset_forget = belay._library.belay_dataset_forget, moves.append
+    try:
+        number = belay.Dataset("gone", bytearray(64))._number
+        assert moves == [number], moves
+        first = belay.Dataset("again", bytearray(64))
+        second = belay.Dataset("again", bytearray(64))
+        del first
+        assert moves == [number], moves
+        number = second._number
+        del second
+        assert moves[1:] == [number], moves
+    finally:
+        belay._library.belay_dataset_forget = forget
+
+
 def forms():
     """Every form of array, parts, and wrong use."""
     memory = bytearray(8 * 128)
@@ -48,6 +75,15 @@ def forms():
         (ValueError, lambda: belay.changes(grid, (-1, 0), (6, 8))),
         (ValueError, lambda: belay.overwrites(grid, (0, 3), (6, 2))),
         (ValueError, lambda: belay.Site("more").loop(belay.reads(grid, (1,), (2,)))),
+        (OverflowError, lambda: belay.Site("more").loop(belay.overwrites(grid, (0, 0), (2**64 + 1, 8)))),
+        (OverflowError, lambda: grid.part([2**64 + 6, 8], [0, 0])),
+        (OverflowError, lambda: grid.part([6, 8], [2**64, 0])),
+        (OverflowError, lambda: belay.fastforward(-1)),
+        (TypeError, lambda: belay.point(10)),
+        (TypeError, lambda: belay.Dataset("objects", (ctypes.py_object * 2)())),
+        (TypeError, lambda: belay.Dataset("objects", Objects(bytearray(64)))),
+        (ValueError, lambda: belay.Dataset("a\0b", bytearray(8))),
+        (ValueError, lambda: belay.Site("a\0b")),
         (OSError, lambda: belay.Dataset("", bytearray(8))),
         (OSError, lambda: belay.Dataset("six", memoryview(bytearray(64)).cast("B", [2] * 6))),
     ]:
@@ -80,4 +116,8 @@ def main():
     print("PASS access.py", flush=True)
 
 
-forms() if len(sys.argv) > 1 else main()
+if len(sys.argv) > 1:
+    forms()
+    let_go()
+else:
+    main()

@@ -1,6 +1,7 @@
 """A history in Python: as the documents have it, with every kind of memory, and with wrong use. history.py DIRECTORY"""
 
 import array
+import ctypes
 import errno
 import gc
 import os
@@ -149,7 +150,33 @@ def handled(dir):
         assert len(again.versions()) <= 1
 
 
+def refused(dir):
+    # Numbers of which C would take the lower bits, names that it would cut, and references.
+    for options in [{"keep": 2**32 + 1}, {"host_bytes": -1}, {"policy": 2**32}]:
+        raises(OverflowError, None, lambda: belay.History("refused", dir, **options))
+    raises(ValueError, None, belay.History, "refused\0more", dir)
+    raises(ValueError, None, belay.History, "refused", dir + "\0/more")
+    assert not os.path.exists(os.path.join(dir, "refused"))
+    memory = bytearray(b"abc")
+    with belay.History("refused", dir) as history:
+        history.region(0, memory)
+        raises(OverflowError, None, history.region, 2**32, bytearray(9))
+        raises(OverflowError, None, history.region, -1, bytearray(9))
+        for version in [-1, 2**64 + 3]:
+            for call in history.put, history.put_async, history.put_wait, history.get, history.drop, history.regions:
+                raises(OverflowError, None, call, version)
+            raises(OverflowError, None, history.size, version, 0)
+            raises(OverflowError, None, history.hint, [version])
+        raises(OverflowError, None, history.get, 1, 2**32)
+        raises(OverflowError, None, history.wait, 2**32)
+        raises(TypeError, None, history.put, 1.5)
+        raises(TypeError, None, history.region, 1, (ctypes.py_object * 2)())
+        history.put(3)
+        assert history.versions() == [3] and history.size(3, 0) == 3 and history.regions(3) == [0]
+
+
 reverse(sys.argv[1])
+refused(sys.argv[1])
 handled(sys.argv[1])
 threads(sys.argv[1])
 lasting(sys.argv[1])
