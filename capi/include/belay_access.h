@@ -73,11 +73,15 @@ belay_site belay_site_id(const char *name);
  * it, belay_enter waits for it, for some milliseconds. */
 void belay_enter(belay_site site, const belay_use *uses, int n);
 void belay_leave(belay_site site);
+/* Instead of belay_leave where a loop ends before it has overwritten all that it said, and the program goes on with what
+ * was there, as after an exception. */
+void belay_abandon(belay_site site);
 
 #ifdef __cplusplus
 }
 
 #if __cplusplus >= 201103L
+#include <exception>
 #include <initializer_list>
 #include <type_traits>
 
@@ -93,18 +97,34 @@ template <class T> int fastforward(T &payload) {
     return belay_fastforward(&payload, sizeof payload);
 }
 
-/* A loop, for as long as it lives. */
+/* How many exceptions are on their way; before C++17, whether one is. */
+inline int exceptions() {
+#if __cplusplus >= 201703L
+    return std::uncaught_exceptions();
+#else
+    return std::uncaught_exception();
+#endif
+}
+
+/* The end of a loop that began when so many were. */
+inline void end(belay_site site, int before) {
+    if (exceptions() > before) belay_abandon(site);
+    else belay_leave(site);
+}
+
+/* A loop, for as long as it lives. One that ends by an exception may not have overwritten what it said. */
 class loop {
 public:
-    loop(belay_site site, std::initializer_list<belay_use> uses) : site(site) {
+    loop(belay_site site, std::initializer_list<belay_use> uses) : site(site), before(exceptions()) {
         belay_enter(site, uses.begin(), static_cast<int>(uses.size()));
     }
-    ~loop() { belay_leave(site); }
+    ~loop() { end(site, before); }
     loop(const loop &) = delete;
     loop &operator=(const loop &) = delete;
 
 private:
     belay_site site;
+    int before;
 };
 
 /* That a loop reads a dataset, overwrites it as a whole, or does anything else to it: all of it, or the part from `lo`

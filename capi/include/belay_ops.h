@@ -83,7 +83,8 @@ template <class Dat> void forget(const Dat *dat) {
 class loop {
 public:
     template <class Arg>
-    loop(const char *name, int dims, const int *start, const int *end, const Arg *args, int n) : id(site(name)) {
+    loop(const char *name, int dims, const int *start, const int *end, const Arg *args, int n)
+        : id(site(name)), before(belay::exceptions()) {
         bool is_empty = false;
         for (int k = 0; k < dims; k++) is_empty = is_empty || end[k] <= start[k];
         for (int i = 0; i < n; i++) {
@@ -93,11 +94,12 @@ public:
         }
         belay_enter(id, uses.data(), static_cast<int>(uses.size()));
     }
-    template <class Dat> loop(const char *name, std::initializer_list<Dat *> dats) : id(site(name)) {
+    template <class Dat>
+    loop(const char *name, std::initializer_list<Dat *> dats) : id(site(name)), before(belay::exceptions()) {
         for (const Dat *dat : dats) uses.push_back(belay_use{dataset(*dat, dat->block->dims), BELAY_RW, nullptr, nullptr});
         belay_enter(id, uses.data(), static_cast<int>(uses.size()));
     }
-    ~loop() { belay_leave(id); }
+    ~loop() { belay::end(id, before); }
     loop(const loop &) = delete;
     loop &operator=(const loop &) = delete;
 
@@ -131,6 +133,7 @@ private:
     }
 
     belay_site id;
+    int before;
     std::vector<belay_use> uses;
     std::list<bounds> boxes;
 };

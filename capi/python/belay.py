@@ -120,6 +120,7 @@ def _load():
         ("fastforward", ctypes.c_int, [ctypes.c_void_p, _size]),
         ("enter", None, [_u32, p(_Use), ctypes.c_int]),
         ("leave", None, [_u32]),
+        ("abandon", None, [_u32]),
     ]:
         function = getattr(library, "belay_" + name)
         function.restype, function.argtypes = answer, arguments
@@ -512,5 +513,7 @@ class Loop:
     def __enter__(self):
         _library.belay_enter(self._site, self._uses, self._n)
 
-    def __exit__(self, *_):
-        _library.belay_leave(self._site)
+    def __exit__(self, exception, *_):
+        # By an exception, it may not have overwritten what it said.
+        end = _library.belay_leave if exception is None else _library.belay_abandon
+        end(self._site)

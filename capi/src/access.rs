@@ -164,6 +164,11 @@ extern "C" fn belay_leave(site: u32) {
 }
 
 #[no_mangle]
+extern "C" fn belay_abandon(site: u32) {
+    belay_tracker::abandon(site);
+}
+
+#[no_mangle]
 unsafe extern "C" fn belay_dataset_part(
     dataset: u32,
     global: *const usize,

@@ -148,9 +148,20 @@ impl Declared {
         &self.ranges
     }
 
+    /// How far the program has recorded, and where the record of a loop lies that it may still be in: that may end by an
+    /// exception, and has overwritten nothing for sure.
+    fn recorded(&self) -> (u64, u64) {
+        let word = |at| self.page.word(at).load(Ordering::Acquire);
+        let before = word(offset_of!(Page, head));
+        // What is recorded at the end of a loop comes before this, and so does that of the loop before the next.
+        let open = word(offset_of!(Page, open));
+        let head = word(offset_of!(Page, head));
+        (head, open.checked_sub(1).unwrap_or(before))
+    }
+
     /// Looks at what the program has done since. Not when it cannot be followed: then nothing is known to be dead.
     pub(crate) fn look(&mut self) -> Result<&Verdict, Lost> {
-        let head = self.page.word(offset_of!(Page, head)).load(Ordering::Acquire);
+        let (head, left) = self.recorded();
         if head != self.read {
             let found = words(&self.page, self.read, head).ok_or(Lost::Behind)?;
             // Whoever ends the wait says so, but for a handler of a signal that has jumped out of it.
@@ -160,6 +171,9 @@ impl Declared {
             }
             let mut at = 0;
             for record in decode(&found).map_err(|_| Lost::Garbled)? {
+                if self.only.is_none() && matches!(record.event, Event::Enter(_)) && self.read + at as u64 >= left {
+                    break;
+                }
                 let words = &found[at..at + record.words];
                 at += record.words;
                 let is_other = |site| !matches!(&record.event, Event::Enter(one) if one.site == site);
@@ -176,7 +190,7 @@ impl Declared {
                     self.verdict.close();
                 }
             }
-            self.read = head;
+            self.read += at as u64;
         }
         match self.page.half(offset_of!(Page, faults)).load(Ordering::Relaxed) {
             0 => Ok(&self.verdict),

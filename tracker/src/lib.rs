@@ -236,6 +236,21 @@ pub fn unheard() {
     }
 }
 
+/// A loop ends before it has done all that it said, by an exception: what it overwrites may still be what it was.
+#[cold]
+pub fn abandon(site: u32) {
+    let Some(page) = page::get() else { return };
+    let open = page.open().load(Ordering::Relaxed);
+    if let (Some(begin), Ok(writer)) = (open.checked_sub(1), Writer::begin(page)) {
+        if begin < page.whole_at().load(Ordering::Relaxed) {
+            // Before the restart it came to its end, or was taken to do so.
+            dead::refuse(page, access::header(access::ENTER, site, 0));
+        }
+        writer.reset();
+    }
+    leave(site);
+}
+
 /// After it.
 pub fn leave(site: u32) {
     if verify::is_on() {

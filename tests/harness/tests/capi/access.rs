@@ -220,6 +220,22 @@ pub(super) fn turns(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fail
     })
 }
 
+/// What a loop said that it overwrites is not missed where it ends by an exception.
+pub(super) fn thrown(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let name = format!("thrown.{}", user.name());
+    let program = place.programs().join(&name);
+    let mut c = Command::new("c++");
+    c.args(["-std=c++11", "-Wall", "-Wextra", "-Werror", "-O1"])
+        .arg("-I")
+        .arg(repository().join("capi/include"));
+    let source = repository().join("tests/programs/capi/access_thrown.cpp");
+    link(place, c, &source, &program)?;
+    let mut job = Job::new(place, &name, user)?;
+    job.launch(&ACCESS.map(String::from), &[program.display().to_string()])?;
+    let most = die_often(&mut job, 1, rng)?;
+    want(most > 0, || "nothing was left out".into())
+}
+
 /// A program that has closed all of its descriptors is stored as a whole, and its checkpoints are whole ones.
 pub(super) fn closed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     stored_as_a_whole(place, user, "closed", 3)

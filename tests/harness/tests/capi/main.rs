@@ -374,6 +374,7 @@ fn main() {
     target.by_user("exported", |_| true, access::exported);
     target.by_user("jumped", |_| true, access::jumped);
     target.by_user("turns", |_| true, access::turns);
+    target.by_user("thrown", |_| true, access::thrown);
     target.by_user("closed", |_| true, access::closed);
     target.by_user("unlisted", |_| true, access::unlisted);
     target.by_user("declared_in_python", |_| true, access::declared_in_python);
