@@ -94,7 +94,10 @@ impl Turn {
             // Before there is memory for it, which could be any amount.
             return Err(HistoryError::Parts(version));
         }
-        let mut places = common.iter().map(|(_, span)| room(span.len())).collect::<Result<Vec<_>, _>>()?;
+        let mut places = common
+            .iter()
+            .map(|(_, span)| room(span.len()))
+            .collect::<Result<Vec<_>, _>>()?;
         // SAFETY: of the header: regions are memory that nobody uses during a get. Who gives them up waits for `used`;
         // puts and other gets have turns of their own; and no two of these have a byte in common.
         let parts = apart.iter_mut().map(|(id, span)| (*id, unsafe { span.bytes_mut() }));
