@@ -283,7 +283,7 @@ impl Agent {
     pub(crate) fn restart_took(&mut self, generation: &Generation, phases: &[(Phase, Duration)]) {
         if !self.nodes.as_ref().is_some_and(Nodes::is_part) {
             let time = phases.iter().map(|(_, time)| *time).sum();
-            self.forecast.restarted(&self.dir, generation, time);
+            self.forecast.restarted(generation, time);
         }
     }
 
@@ -423,6 +423,7 @@ impl Agent {
         self.arm_interval();
         self.set_tick();
         self.publish();
+        self.forecast.keep(&self.dir);
         self.begin_encoding();
         self.flush_what_is_left();
         self.clear_tiers();

@@ -32,6 +32,8 @@ const ALL: f64 = 0.99;
 pub(crate) struct Forecast {
     node: Node,
     records: Records,
+    /// The records say more than the file.
+    unwritten: bool,
 }
 
 /// One of the four times: of a record, and of the model.
@@ -65,6 +67,7 @@ impl Forecast {
         Self {
             node: node(&d.config).0,
             records: Records::read(dir.path(), &d.id),
+            unwritten: false,
         }
     }
 
@@ -186,8 +189,9 @@ impl Forecast {
         self.records.write(dir.path());
     }
 
-    /// The job was restarted from `g`, which took so long.
-    pub(crate) fn restarted(&mut self, dir: &JobDir, g: &Generation, time: Duration) {
+    /// The job was restarted from `g`, which took so long. Its programs run already: the file is written by
+    /// [`Forecast::keep`].
+    pub(crate) fn restarted(&mut self, g: &Generation, time: Duration) {
         let Ok(m) = &g.manifest else { return };
         let work = Work {
             processes: m.processes,
@@ -210,7 +214,14 @@ impl Forecast {
                 observed_s: seconds(time),
             };
         }
-        self.records.write(dir.path());
+        self.unwritten = true;
+    }
+
+    /// Writes what was learnt from a restart.
+    pub(crate) fn keep(&mut self, dir: &JobDir) {
+        if std::mem::take(&mut self.unwritten) {
+            self.records.write(dir.path());
+        }
     }
 
     /// For the status document: what the next checkpoint takes. Where there has been none, of processes with so much
@@ -282,7 +293,11 @@ pub(crate) fn understand(data: &[u8]) {
         return;
     };
     let node = node(&crate::config::Config::default()).0;
-    let forecast = Forecast { node, records };
+    let forecast = Forecast {
+        node,
+        records,
+        unwritten: false,
+    };
     drop((forecast.compared(), forecast.differential()));
     if let Some(p) = forecast.status((1, 1 << 20)) {
         let times = [p.stop_s, p.local_s, p.restart_s];
