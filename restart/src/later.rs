@@ -159,7 +159,7 @@ mod tests {
         let touched = BTreeSet::from([0x100_0000, 0x100_5000, 0x300_0000]);
         let all: Vec<Extent> = vmas.iter().map(|v| extent(v.start, (v.end - v.start) / PAGE, 9)).collect();
         let mut now = all.clone();
-        let later = split(&vmas, &touched, &[0x400_2000..0x400_3000], &mut now).unwrap();
+        let later = split(&vmas, &touched, std::slice::from_ref(&(0x400_2000..0x400_3000)), &mut now).unwrap();
         assert_eq!(later.ranges, [0x100_0000..0x120_0000, 0x500_0000..0x520_0000]);
         let first = [extent(0x100_1000, 4, 10), extent(0x100_6000, 506, 15)];
         assert_eq!(later.pages, [first[0], first[1], all[4]]);

@@ -156,7 +156,12 @@ fn protected_mappings_with_pages_end_protected() {
 #[test]
 fn missing_pages_are_waited_for_as_soon_as_their_mapping_is_there() {
     let vmas = [vma(0x10_0000, 512, 1, anonymous()), vma(0x80_0000, 512, 3, VmaKind::Heap)];
-    let p = make_with(&vmas, vec![fill(0x10_3000, 1, 0)], &[0x10_0000..0x30_0000]).unwrap();
+    let p = make_with(
+        &vmas,
+        vec![fill(0x10_3000, 1, 0)],
+        std::slice::from_ref(&(0x10_0000..0x30_0000)),
+    )
+    .unwrap();
     let maps = |c: &Call| c.nr == nr::MMAP && c.args[0] == 0x10_0000;
     let mapped = p.before.iter().position(maps).unwrap();
     let waits: Vec<usize> = (0..p.before.len()).filter(|i| p.before[*i].nr == nr::IOCTL).collect();
