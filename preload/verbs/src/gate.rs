@@ -15,7 +15,7 @@ use crate::sync::{
     statics, wake, AtomicBool, AtomicPtr, AtomicU32, Ordering,
 };
 use belay_abi::control::{is_held, DIED};
-use belay_ibv::Int;
+use libc::c_int;
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
 
@@ -96,13 +96,13 @@ impl Drop for Inside {
 }
 
 extern "C" {
-    fn pthread_setcancelstate(new: Int, old: *mut Int) -> Int;
+    fn pthread_setcancelstate(new: c_int, old: *mut c_int) -> c_int;
 }
-const CANCEL_DISABLE: Int = 1;
+const CANCEL_DISABLE: c_int = 1;
 
 /// A thread that does not end here although it was told to (`pthread_cancel`): not in the middle of something, with locks of
 /// this library.
-pub(crate) struct Whole(Int);
+pub(crate) struct Whole(c_int);
 
 impl Whole {
     pub(crate) fn begin() -> Self {

@@ -16,9 +16,9 @@
 //! | `endpoint` | the simple interface: endpoints, requests, names of hosts |
 //! | `wire`, `socket` | messages; TCP |
 //!
-//! There is no thread: the protocol goes on in `rdma_get_cm_event`, and before a checkpoint. The channel's descriptor is an epoll instance that
-//! holds the sockets, and a counter that is readable while events are queued. A message that is not complete yet makes
-//! it readable too; who asks without waiting is told EAGAIN then, as programs expect.
+//! There is no thread: the protocol goes on in `rdma_get_cm_event`, and before a checkpoint. The channel's descriptor is
+//! an epoll instance that holds the sockets, and a counter that is readable while events are queued. A message that is
+//! not complete yet makes it readable too; who asks without waiting is told EAGAIN then, as programs expect.
 //!
 //! | asks | accepts |
 //! |---|---|
