@@ -28,6 +28,17 @@ fn start(place: &Place, user: User, label: &str, at: impl FnOnce(&Path) -> Strin
     Ok(job)
 }
 
+/// What `ask` gets, as soon as it gets something: the program may run before its agent serves.
+fn when_served<T>(ask: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+    let begin = Instant::now();
+    loop {
+        match ask() {
+            Err(_) if begin.elapsed() < LIMIT => std::thread::sleep(Duration::from_millis(5)),
+            got => return got,
+        }
+    }
+}
+
 /// What a reader gets who asks for `path`: status line and body.
 fn get(stream: &mut (impl Read + Write), path: &str) -> Result<(String, String), Failure> {
     io("ask", write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))?;
@@ -164,7 +175,7 @@ fn over_http(place: &Place, user: User) -> Result<(), Failure> {
     let address = format!("127.0.0.1:{port}");
     let mut job = start(place, user, "http", |_| address.clone())?;
     let scrape = |path: &str| get(&mut io("connect", TcpStream::connect(&address))?, path);
-    check(&scrape("/metrics")?.1, 0.0, 0.0)?;
+    check(&when_served(|| scrape("/metrics"))?.1, 0.0, 0.0)?;
     // Readers that say nothing, or rubbish, are in nobody's way.
     let silent: Vec<_> = (0..40).filter_map(|_| TcpStream::connect(&address).ok()).collect();
     want(scrape("/etc/passwd")?.0.contains("404"), || "another path is served".into())?;
@@ -178,7 +189,7 @@ fn over_http(place: &Place, user: User) -> Result<(), Failure> {
     job.clear_beat()?;
     job.restart(&[])?;
     job.progress(LIMIT)?;
-    check(&scrape("/metrics")?.1, 0.0, 2.0)?;
+    check(&when_served(|| scrape("/metrics"))?.1, 0.0, 2.0)?;
     job.checkpoint()?;
     check(&scrape("/metrics")?.1, 1.0, 2.0)?;
     job.verdict(false, LIMIT)
@@ -202,7 +213,7 @@ fn in_a_file(place: &Place, user: User) -> Result<(), Failure> {
     let file = job.work.join("job.prom");
     let read = || io("read the metrics", std::fs::read_to_string(&file));
     // Written when the job began, before it had a second process.
-    well_formed(&read()?)?;
+    when_served(|| well_formed(&read()?))?;
     job.checkpoint()?;
     check(&read()?, 1.0, 1.0)?;
     let begin = Instant::now();
