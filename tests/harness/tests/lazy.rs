@@ -317,16 +317,21 @@ fn at_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// Restarts the job and stops the process that fills its memory, once the program runs.
+/// Restarts the job and stops the process that fills its memory, once the program runs; again where that was done before.
 fn hold(job: &mut Job) -> Result<i32, Failure> {
-    let [_, pager] = restart(job)?;
-    slowed(pager, || job.progress(LIMIT))?;
-    procs::signal(pager, libc::SIGSTOP);
-    let end = Instant::now() + Duration::from_secs(2);
-    while procs::state(pager) != Some('T') {
-        want(Instant::now() < end, || "memory was filled too fast".into())?;
+    let end = Instant::now() + LIMIT;
+    loop {
+        let [_, pager] = restart(job)?;
+        slowed(pager, || job.progress(LIMIT))?;
+        procs::signal(pager, libc::SIGSTOP);
+        while !matches!(procs::state(pager), None | Some('T' | 'Z')) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if procs::state(pager) == Some('T') {
+            return Ok(pager);
+        }
+        want(Instant::now() < end, || "memory is filled too fast".into())?;
     }
-    Ok(pager)
 }
 
 /// What is asked of a job while its memory is filled: a checkpoint waits, while the job answers, and it ends when it is
