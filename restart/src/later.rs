@@ -103,20 +103,22 @@ pub(crate) fn touched(p: &Process) -> BTreeSet<u64> {
     all.map(|at| at & !(PAGE - 1)).collect()
 }
 
-/// Whether the memory of `p`, one of `all`, can be filled later: nobody else has it or its descriptors, and its pages may
-/// lie on any node.
+/// Whether the memory of `p`, one of `all`, can be filled later: nobody else has it or its descriptors, its pages may lie
+/// on any node, and nothing of it was left out of the checkpoint, which is put there through `/proc/PID/mem`: that waits
+/// for nobody.
 pub(crate) fn may_be(p: &Process, all: &[Process], has_own_descriptors: impl Fn(&Process) -> bool) -> bool {
     let shared = all
         .iter()
         .any(|q| tree::shares_memory(q) && (q.pid == p.pid || q.shares_mm_with == p.pid));
     let anywhere = p.threads.first().is_none_or(|t| t.policy.is_none());
-    tree::is_live(p) && !shared && anywhere && has_own_descriptors(p)
+    tree::is_live(p) && !shared && anywhere && p.left_out.is_none() && has_own_descriptors(p)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tree::tests::running;
+    use belay_image::model::LeftOut;
 
     fn vma(start: u64, pages: u64, kind: VmaKind, flags: &[&str]) -> Vma {
         Vma {
@@ -177,5 +179,9 @@ mod tests {
         assert!(!may_be(&all[0], &all, own) && !may_be(&all[1], &all, own));
         all.push(running(9, 7));
         assert!(!may_be(&all[2], &all, own), "nor where they have its descriptors");
+        all.push(running(10, 7));
+        assert!(may_be(&all[3], &all, own));
+        all[3].left_out = Some(LeftOut::default());
+        assert!(!may_be(&all[3], &all, own), "nor where something was left out");
     }
 }
