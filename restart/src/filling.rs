@@ -15,6 +15,7 @@ pub struct Filling {
     channel: Channel,
     /// The one that stands by, and the one that fills.
     processes: [OwnedFd; 2],
+    identifiers: [i32; 2],
     since: Instant,
 }
 
@@ -30,8 +31,14 @@ impl Filling {
         Ok(Self {
             channel,
             processes: [guard.map_err(failed)?, pager.map_err(failed)?],
+            identifiers,
             since: Instant::now(),
         })
+    }
+
+    /// The process that stands by.
+    pub(crate) fn stands_by(&self) -> i32 {
+        self.identifiers[0]
     }
 
     /// All mappings are there: pages are put there for which nobody waits.

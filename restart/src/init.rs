@@ -27,6 +27,8 @@ const SHELLS: usize = 4096;
 struct Words {
     /// 1 when the job runs.
     running: AtomicU32,
+    /// The process that stands by while memory is filled, where one does.
+    stands_by: AtomicI32,
     /// Remote shells noted so far.
     noted: AtomicU32,
     shells: [Noted; SHELLS],
@@ -42,7 +44,12 @@ struct Noted {
     born: AtomicU64,
 }
 
-parts!(Words { running, noted, shells });
+parts!(Words {
+    running,
+    stands_by,
+    noted,
+    shells
+});
 parts!(Noted { pid, standin, born });
 
 /// Memory of PID 1 and the agent.
@@ -61,6 +68,16 @@ impl Common {
     /// From the agent: the job runs.
     pub(crate) fn set_running(&self) {
         self.words().running.store(1, Ordering::Release);
+    }
+
+    /// From the agent, before that: process `pid` stands by while memory is filled.
+    pub(crate) fn is_filled_beside(&self, pid: i32) {
+        self.words().stands_by.store(pid, Ordering::Release);
+    }
+
+    /// Whether child `pid`, which has ended with `status`, has left memory that is not there yet to nobody.
+    fn leaves_memory(&self, pid: i32, status: i32) -> bool {
+        status != 0 && pid == self.words().stands_by.load(Ordering::Acquire)
     }
 
     fn is_running(&self) -> bool {
@@ -201,6 +218,7 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
         }
     }
     let mut agent_ended = None;
+    let (mut agent_lost, mut memory_lost) = (false, false);
     loop {
         let Ok((pid, status)) = sys::wait(-1, libc::WUNTRACED | libc::__WALL) else {
             // Nothing is left. (ECHILD is the only error here.)
@@ -209,6 +227,14 @@ fn reap(setup: &Setup<'_>, leader: Option<i32>) -> ! {
             }
             sys::exit_now(0);
         };
+        if !libc::WIFSTOPPED(status) {
+            agent_lost |= pid == setup.agent.pid;
+            memory_lost |= setup.common.leaves_memory(pid, status);
+            if agent_lost && memory_lost {
+                // Nobody else is left who would end the job, which would read zeros.
+                let _ = sys::kill(-1, libc::SIGKILL);
+            }
+        }
         if Some(pid) == leader && !setup.common.is_running() && agent_ended.is_none() && libc::WIFEXITED(status) {
             sys::exit_now(1); // it could not make the agent and has said why
         }

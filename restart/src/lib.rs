@@ -229,6 +229,7 @@ pub fn restart(
                 sys::exit_now(1)
             }
             Ok(restored) => {
+                restored.filling.iter().for_each(|f| common.is_filled_beside(f.stands_by()));
                 common.set_running();
                 inside.send(&Message::Resumed);
                 let status = agent_main(restored, &|news| tell(&inside, &common, news));

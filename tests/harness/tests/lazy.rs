@@ -228,6 +228,27 @@ fn both_killed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// All of belay's are killed at once while the program stands still: it does not go on without its memory.
+fn all_killed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = checkpointed(place, user, "all", "2")?;
+    hold(&mut job)?;
+    let front = job.pid().unwrap_or(0);
+    let (program, agent) = procs::program_and_agent(front, "mem_lazy").ok_or("no agent")?;
+    let all = procs::tree(program);
+    all.iter().for_each(|pid| procs::signal(*pid, libc::SIGSTOP));
+    [pagers(&job), vec![agent]]
+        .concat()
+        .iter()
+        .for_each(|pid| procs::signal(*pid, libc::SIGKILL));
+    std::thread::sleep(Duration::from_millis(500));
+    all.iter().for_each(|pid| procs::signal(*pid, libc::SIGCONT));
+    let status = job.wait(LIMIT)?;
+    let said = job.output_text();
+    want(!said.contains("FAIL") && !status.success(), || {
+        format!("{}: {said}", show(status))
+    })
+}
+
 /// The chunks of the job directory.
 fn chunks(job: &Job) -> Vec<PathBuf> {
     let files = std::fs::read_dir(job.dir().join("chunks")).into_iter().flatten().flatten();
@@ -377,6 +398,7 @@ fn main() {
         target.by_user("killed", root, killed);
         target.by_user("agent_killed", root, agent_killed);
         target.by_user("both_killed", root, both_killed);
+        target.by_user("all_killed", root, all_killed);
         target.by_user("damaged", root, damaged);
         target.by_user("removed", root, removed);
         target.by_user("commands", root, commands);
