@@ -101,13 +101,27 @@ fn versions_are_there_again_when_a_history_is_opened_again() {
     history.wait(Level::Durable).unwrap();
     assert_eq!(dir.files().len(), 10);
     drop(history);
-    // What is wanted only until it is read does not outlive a history.
-    let history = History::open(Options {
+    // What lasts is not thrown away by who wants versions only until they are read.
+    let other = History::open(Options {
         life: Life::UntilRead,
         ..dir.options(4 * MIB)
     });
-    assert_eq!(history.unwrap().versions().unwrap(), [0u64; 0]);
-    assert_eq!(dir.files(), Vec::<PathBuf>::new());
+    assert!(matches!(other.err(), Some(HistoryError::OtherLife { until_read: false, .. })));
+    assert_eq!(dir.files().len(), 10);
+}
+
+#[test]
+fn what_is_wanted_until_it_is_read_does_not_outlive_a_history() {
+    let dir = Dir::new("until-read");
+    let options = || Options {
+        life: Life::UntilRead,
+        ..dir.options(MIB)
+    };
+    let history = History::open(options()).unwrap();
+    (0..4).for_each(|v| put(&history, v, MIB as usize));
+    drop(history);
+    let history = History::open(options()).unwrap();
+    assert_eq!(history.versions().unwrap(), [0u64; 0]);
 }
 
 /// As after a restart by belay: the program is as it was, but its directory has what it has written since.
