@@ -338,12 +338,12 @@ fn at_once(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// Restarts the job and stops the process that fills its memory, once the program runs; again where that was done before.
+/// Restarts the job and stops the process that fills its memory, once the job is served; again where that was done before.
 fn hold(job: &mut Job) -> Result<i32, Failure> {
     let end = Instant::now() + LIMIT;
     loop {
         let [_, pager] = restart(job)?;
-        slowed(pager, || job.progress(LIMIT))?;
+        want(slowed(pager, || job.answers(LIMIT))?, || job.output_text())?;
         procs::signal(pager, libc::SIGSTOP);
         while !matches!(procs::state(pager), None | Some('T' | 'Z')) {
             std::thread::sleep(Duration::from_micros(100));
