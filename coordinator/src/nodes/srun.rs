@@ -187,17 +187,11 @@ const LETTERS: [(char, &str); 42] = [
     ('x', "exclude"),
 ];
 /// Of these there is no process, or not one of the given program for each task.
-const NOT_OURS: [&str; 5] = ["multi-prog", "pty", "help", "usage", "version"];
+const NOT_OURS: [&str; 6] = ["multi-prog", "pty", "help", "usage", "version", "test-only"];
 /// What decides how many tasks there are by what the nodes have.
-const OF_NODES: [&str; 7] = [
-    "cores-per-socket",
-    "extra-node-info",
-    "nodefile",
-    "ntasks-per-gpu",
-    "ntasks-per-tres",
-    "sockets-per-node",
-    "threads-per-core",
-];
+const OF_NODES: [&str; 3] = ["nodefile", "ntasks-per-gpu", "ntasks-per-tres"];
+/// The same where no number is given in any way.
+const OF_SOCKETS: [&str; 4] = ["cores-per-socket", "extra-node-info", "sockets-per-node", "threads-per-core"];
 /// Tasks of one `srun` that are followed, at most: each is named in the command line of all.
 const MAX_TASKS: u32 = 16_384;
 /// What another allocation changes.
@@ -321,7 +315,8 @@ fn tasks_of(options: &[Opt], variable: &dyn Fn(&str) -> Option<String>) -> Optio
     let said = |name| said(options, name).map(str::to_owned);
     let is_laid_out = said("distribution").or_else(|| variable("SLURM_DISTRIBUTION"));
     let is_laid_out = is_laid_out.is_some_and(|d| d.starts_with("arbitrary")) || variable("SLURM_HOSTFILE").is_some();
-    if is_laid_out || options.iter().any(|o| OF_NODES.contains(&o.name.as_str())) {
+    let has_one_of = |names: &[&str]| options.iter().any(|o| names.contains(&o.name.as_str()));
+    if is_laid_out || has_one_of(&OF_NODES) {
         return None;
     }
     let nodes = said("nodes");
@@ -341,6 +336,7 @@ fn tasks_of(options: &[Opt], variable: &dyn Fn(&str) -> Option<String>) -> Optio
     };
     match each {
         Some(each) => number(nodes.split('-').next()?)?.checked_mul(number(&each)?),
+        None if has_one_of(&OF_SOCKETS) => None,
         None => number(&nodes),
     }
 }
@@ -526,6 +522,8 @@ mod tests {
             ("-w n[1-2] ./program", &[], None),
             ("-m arbitrary -w n1,n2 ./program", &[("SLURM_NTASKS", "4")], None),
             ("--ntasks-per-gpu=2 ./program", &[], None),
+            ("--threads-per-core=1 ./program", &[("SLURM_NTASKS", "4")], Some(4)),
+            ("-N2 --threads-per-core=1 ./program", &[], None),
             ("-N65536 --ntasks-per-node=65536 ./program", &[], None),
         ] {
             let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
