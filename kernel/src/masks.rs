@@ -83,11 +83,7 @@ pub fn enter(tid: i32, regs: &Regs, mask: u64, own: u64) -> io::Result<Event> {
     ptrace::set_sigmask(tid, mask)?;
     loop {
         ptrace::cont_to_syscall(tid)?;
-        let event = loop {
-            if let Some(event) = ptrace::wait(tid, true)? {
-                break event;
-            }
-        };
+        let event = ptrace::next(tid)?;
         match event {
             Event::Ended(_) => return Ok(event),
             Event::Signal(signal) if means_nothing(tid, signal) => continue,

@@ -2,7 +2,12 @@
 //!
 //! All requests must come from the thread that seized the task.
 
+use crate::proc;
 use std::io;
+use std::time::{Duration, Instant};
+
+/// How long is waited with the processor in hand, and then between two looks.
+const SOON: Duration = Duration::from_micros(200);
 
 /// `struct user_regs_struct` of x86-64.
 pub type Regs = libc::user_regs_struct;
@@ -69,11 +74,7 @@ pub fn is_for_instruction(signal: i32) -> bool {
 pub fn leave_call(tid: i32) -> io::Result<Event> {
     interrupt(tid)?;
     cont(tid, 0)?;
-    loop {
-        if let Some(event) = wait(tid, true)? {
-            return Ok(event);
-        }
-    }
+    next(tid)
 }
 
 /// Continues a stopped task until the next entry to or exit from a system call.
@@ -110,6 +111,25 @@ pub fn event(status: i32) -> Event {
         0 if signal == libc::SIGTRAP | 0x80 => Event::Syscall,
         0 => Event::Signal(signal),
         other => Event::Other(other),
+    }
+}
+
+/// Waits until task `tid` stops or ends. The kernel tells of no main thread that was killed before it has told of all other
+/// threads of its process, which the caller may come to later: that is ESRCH.
+pub fn next(tid: i32) -> io::Result<Event> {
+    let begin = Instant::now();
+    loop {
+        if let Some(event) = wait(tid, false)? {
+            return Ok(event);
+        }
+        if begin.elapsed() < SOON {
+            std::thread::yield_now();
+            continue;
+        }
+        if proc::stat(tid).map_or(true, |s| matches!(s.state, 'Z' | 'X')) {
+            return wait(tid, false)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        std::thread::sleep(SOON);
     }
 }
 
@@ -391,4 +411,52 @@ pub fn words_to_regs(w: &[u64]) -> Option<Regs> {
         fs: w[25],
         gs: w[26],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{apart, signals};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_main_thread_that_is_killed_beside_another_is_not_waited_for() {
+        let child = apart::child(|| {
+            std::thread::spawn(|| std::thread::sleep(HOUR));
+            std::thread::sleep(HOUR);
+            0
+        });
+        let child = child.unwrap();
+        let pid = child.pid();
+        let begin = Instant::now();
+        let tids = loop {
+            let entries = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            let tids: Vec<i32> = entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
+            if tids.len() == 2 {
+                break tids;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "it makes no thread");
+        };
+        for tid in &tids {
+            seize(*tid, libc::PTRACE_O_EXITKILL).unwrap();
+            interrupt(*tid).unwrap();
+        }
+        assert_eq!(next(pid).unwrap(), Event::Interrupted);
+        signals::kill(pid, libc::SIGKILL);
+        let (tell, told) = std::sync::mpsc::channel();
+        // All requests come from the thread that traces: another one looks at the time.
+        std::thread::spawn(move || {
+            if told.recv_timeout(Duration::from_secs(30)).is_err() {
+                eprintln!("still waited for");
+                std::process::abort();
+            }
+        });
+        assert_eq!(next(pid).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        tell.send(()).unwrap();
+        for tid in tids.iter().filter(|tid| **tid != pid) {
+            assert!(matches!(next(*tid).unwrap(), Event::Interrupted | Event::Ended(_)));
+        }
+        let _ = child.wait(0);
+    }
 }

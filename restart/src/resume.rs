@@ -260,10 +260,10 @@ pub(crate) fn await_stops(job: &Job, tree: &Tree, slots: &[usize]) -> Outcome<()
 /// Waits until a traced task is stopped by job control.
 pub(crate) fn group_stop(tid: i32) -> io::Result<()> {
     loop {
-        match ptrace::wait(tid, true)? {
-            Some(Event::GroupStop(_)) => return Ok(()),
+        match ptrace::next(tid)? {
+            Event::GroupStop(_) => return Ok(()),
             // Traced before the signal was delivered: now it is.
-            Some(Event::Signal(signal)) => ptrace::cont(tid, signal)?,
+            Event::Signal(signal) => ptrace::cont(tid, signal)?,
             other => return Err(io::Error::other(format!("unexpected event {other:?}"))),
         }
     }
@@ -277,8 +277,8 @@ fn failed(p: &Process, t: &Thread, what: &str, e: &io::Error) -> RestartError {
 }
 
 fn expect(tid: i32, wanted: Event) -> io::Result<()> {
-    match ptrace::wait(tid, true)? {
-        Some(e) if e == wanted => Ok(()),
+    match ptrace::next(tid)? {
+        e if e == wanted => Ok(()),
         other => Err(io::Error::other(format!("unexpected event {other:?}"))),
     }
 }
@@ -323,10 +323,10 @@ fn inject(tid: i32, syscall: u64, (number, arguments): (u64, [u64; 2])) -> io::R
     for _ in 0..2 {
         ptrace::cont_to_syscall(tid)?;
         loop {
-            match ptrace::wait(tid, true)? {
-                Some(Event::Syscall) => break,
+            match ptrace::next(tid)? {
+                Event::Syscall => break,
                 // Somebody continues the process (SIGCONT), which is told to who traces it.
-                Some(Event::Interrupted) => ptrace::cont_to_syscall(tid)?,
+                Event::Interrupted => ptrace::cont_to_syscall(tid)?,
                 other => return Err(io::Error::other(format!("unexpected event {other:?}"))),
             }
         }
