@@ -11,7 +11,7 @@ use crate::fail::{Outcome, RestartError};
 use crate::{sys, Shell, WithoutAgent};
 use belay_kernel::proc::{born, descendants, hung, Outside, Status, END_LIMIT};
 use belay_kernel::signals::{self, Disposition};
-use belay_kernel::{masks, numbers, pidfd, process};
+use belay_kernel::{masks, numbers, pidfd, proc, process};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -295,7 +295,8 @@ impl Front {
                 std::mem::take(&mut self.early).into_iter().for_each(|s| self.signal(s));
             }
             Message::Ended(status) => self.ended = Some(status),
-            Message::Stopped(signal) => self.stop(signal),
+            Message::Stopped(signal) if self.follows_stop(signal) => self.stop(signal),
+            Message::Stopped(_) => {}
             Message::NotRestarted => self.not_restarted = true,
             // A child that has ended keeps its number, as nobody has waited for it.
             Message::Signal { shell, signal } if shells.iter().any(|s| s.pid == shell) => drop(sys::kill(shell, signal)),
@@ -402,6 +403,18 @@ impl Front {
             })
         };
         shells.iter().filter_map(of).collect()
+    }
+
+    /// Whether this process is to be stopped as well, which only SIGCONT sent to itself ends. It is not before the job
+    /// runs, nor where it goes on already. And where nobody's terminal is concerned, who stops all there is of a job with
+    /// SIGSTOP continues each of them too, in any order.
+    fn follows_stop(&self, signal: i32) -> bool {
+        let of_job = match self.without_agent {
+            true => self.command(),
+            false => self.agent.map(|(agent, _)| agent),
+        };
+        let stands = of_job.is_some_and(|pid| proc::stat(pid).is_ok_and(|s| s.state == 'T'));
+        self.resumed && stands && (signal != libc::SIGSTOP || self.terminal.is_some())
     }
 
     /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.

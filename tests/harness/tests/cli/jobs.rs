@@ -98,6 +98,51 @@ pub(super) fn stop_and_go_on(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+#[derive(Clone, Copy)]
+enum Order {
+    Forward,
+    Backward,
+    /// The first one after all others.
+    FirstLast,
+}
+
+/// A batch system stops each process of a job and continues each, in an order of its own: all of it goes on, launched and
+/// restarted.
+pub(super) fn suspended(place: &Place, user: User) -> Result<(), Failure> {
+    let stands = |pid: &i32| procs::state(*pid) == Some('T');
+    let mut job = running(place, user, "suspended", &[], &["fault_target", "2"])?;
+    job.checkpoint()?;
+    for round in 0..2 {
+        for order in [Order::Forward, Order::Backward, Order::FirstLast] {
+            let all = procs::tree(job.pid().ok_or("the job has no process")?);
+            let mut all: Vec<i32> = all.into_iter().collect();
+            all.iter().for_each(|pid| procs::signal(*pid, libc::SIGSTOP));
+            let begin = Instant::now();
+            while !all.iter().all(stands) {
+                want(begin.elapsed() < LIMIT, || format!("not all of {all:?} stand"))?;
+            }
+            match order {
+                Order::Forward => {}
+                Order::Backward => all.reverse(),
+                Order::FirstLast => all.rotate_left(1),
+            }
+            for pid in &all {
+                procs::signal(*pid, libc::SIGCONT);
+                // Whatever it does about the others that stand yet, it does now.
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            let left: Vec<&i32> = all.iter().filter(|pid| stands(pid)).collect();
+            want(left.is_empty(), || format!("round {round}: of {all:?} {left:?} still stand"))?;
+            job.progress(LIMIT)?;
+        }
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&[])?;
+        job.progress(LIMIT)?;
+    }
+    job.verdict(false, LIMIT)
+}
+
 /// `belay run` launches, launches again where there is no checkpoint, restarts where there is one, and leaves a job
 /// alone that has ended well.
 pub(super) fn run(place: &Place, user: User) -> Result<(), Failure> {

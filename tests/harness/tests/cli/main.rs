@@ -32,7 +32,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 38] = [
+    let tests: [(&str, Test); 39] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -49,6 +49,7 @@ fn main() {
         ("several_runs", directories::several_runs),
         ("modes", terminals::modes),
         ("stop_and_go_on", jobs::stop_and_go_on),
+        ("suspended", jobs::suspended),
         ("run", jobs::run),
         ("lazy", jobs::lazy),
         ("socket_gone", jobs::socket_gone),
