@@ -150,18 +150,30 @@ pub(crate) fn run(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> ! {
     }
 }
 
+/// Tells the user where a monotonic clock that jumps makes the program wait for longer.
+fn tell_of_clocks(then: namespace::Clocks, why: &str) {
+    if let Some(seconds) = then.behind() {
+        sys::say(&format!(
+            "no time namespace ({why}): the monotonic clock is {seconds} s behind what it was at the checkpoint: waits of the program can \
+             take so much longer"
+        ));
+    }
+}
+
 /// Makes the agent; returns the temporary session leader, if one was needed.
 fn start(setup: &Setup<'_>, agent: &mut dyn FnMut()) -> Outcome<Option<i32>> {
     let a = &setup.agent;
     let failed = |e: std::io::Error| RestartError::at("spawn", format!("agent {}: {e}", a.pid));
     if setup.way == Way::Initial {
         sys::become_reaper().map_err(failed)?;
+        tell_of_clocks(setup.clocks, "none is made this way");
     } else {
         namespace::enter(setup.way, setup.uid, setup.gid)?;
         shown::begin(setup.shown.take());
         setup.identity.keep(setup.way)?;
         if let Err(error) = namespace::continue_clock(setup.clocks) {
             tracing::warn!(%error, "no time namespace: the monotonic clock jumps");
+            tell_of_clocks(setup.clocks, &error.to_string());
         }
     }
     let mut leader = None;

@@ -201,6 +201,15 @@ pub(crate) struct Clocks {
     pub(crate) boottime_ns: Option<u64>,
 }
 
+impl Clocks {
+    /// How many seconds the monotonic clock of this machine is behind, if it is.
+    pub(crate) fn behind(self) -> Option<i64> {
+        let then = i64::try_from(self.monotonic_ns).unwrap_or(i64::MAX);
+        let seconds = then.saturating_sub(now(ClockId::Monotonic)) / SECOND;
+        (seconds > 0).then_some(seconds)
+    }
+}
+
 /// In PID 1, before the agent is forked: gives all later processes a time namespace in which these clocks go on from
 /// their values at the checkpoint. Time-outs and absolute timers of the job then mean what they meant, on a machine that
 /// has been booted since, too.

@@ -22,6 +22,8 @@ const WORD: u64 = 8;
 const WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// Largest signal.
 const SIGNALS: i32 = 64;
+/// What no clock says, nanoseconds: more than the kernel lets one be set to in a time namespace (KTIME_SEC_MAX / 2).
+const END_OF_TIME: u64 = i64::MAX as u64 / 2;
 
 /// Checks `job`; what is wrong with it. `ended`: its command had ended at the checkpoint, and is not part of it.
 pub(crate) fn check(job: &Job, ended: bool) -> Result<(), String> {
@@ -32,6 +34,13 @@ pub(crate) fn check(job: &Job, ended: bool) -> Result<(), String> {
             "process {}, the command, is none of the agent's children",
             job.root_pid
         ));
+    }
+    if [Some(job.monotonic_ns), job.boottime_ns]
+        .into_iter()
+        .flatten()
+        .any(|ns| ns > END_OF_TIME)
+    {
+        return Err("a clock that stands in a year that it does not reach".into());
     }
     code::check(&job.code)?;
     job.processes.iter().try_for_each(|p| {
@@ -218,7 +227,9 @@ fn thread(t: &Thread) -> Result<(), String> {
 fn pending(infos: &[Vec<u8>]) -> Result<(), String> {
     for info in infos {
         let signal = info.first_chunk::<4>().map_or(0, |b| i32::from_le_bytes(*b));
-        if info.len() != SIGINFO_BYTES || !(1..=SIGNALS).contains(&signal) {
+        // Who queues one of the two again is stopped or killed by it.
+        let can_wait = ![libc::SIGKILL, libc::SIGSTOP].contains(&signal);
+        if info.len() != SIGINFO_BYTES || !(1..=SIGNALS).contains(&signal) || !can_wait {
             return Err(format!("pending signal {signal} of {} bytes", info.len()));
         }
     }
@@ -354,7 +365,9 @@ mod tests {
             info
         };
         assert!(pending(&[info(1, 128), info(64, 128)]).is_ok());
-        for bad in [info(0, 128), info(65, 128), info(-1, 128), info(10, 127), info(10, 2)] {
+        let unblockable = [info(libc::SIGKILL, 128), info(libc::SIGSTOP, 128)];
+        let others = [info(0, 128), info(65, 128), info(-1, 128), info(10, 127), info(10, 2)];
+        for bad in others.into_iter().chain(unblockable) {
             assert!(pending(&[bad]).is_err());
         }
     }
