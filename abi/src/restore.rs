@@ -245,7 +245,7 @@ pub struct Plan {
     pub threads: Table,
     /// [`Call`]s of the main thread when all threads have parked.
     pub last: Table,
-    /// 1 when the process must wait for [`STAGE_FINISH`] before `last`.
+    /// The stage that the process must wait for before `last`: 0, [`STAGE_STOP`] or [`STAGE_FINISH`].
     pub hold: u32,
     /// Signal by which the process stops itself at the end (it was stopped by job control), 0 for none.
     pub stop_signal: i32,
@@ -262,13 +262,15 @@ pub struct Plan {
 pub const STATE_FAILED: u32 = u32::MAX;
 /// `Slot::state`: the restorer has taken over.
 pub const STATE_RESTORER: u32 = 100;
-/// `Slot::state`: memory and threads are there; the process waits for [`STAGE_FINISH`].
+/// `Slot::state`: memory and threads are there; the process waits for the stage `Plan::hold`.
 pub const STATE_READY: u32 = 101;
 /// `Slot::state`: all threads are parked; only registers are missing.
 pub const STATE_PARKED: u32 = 102;
 
+/// `Control::stage` when those that stop, and whoever uses the same descriptor table, have memory and threads: they stop.
+pub const STAGE_STOP: u32 = 5;
 /// `Control::stage` when every process has memory and threads: timers start, descriptors of the restart are closed.
-pub const STAGE_FINISH: u32 = 5;
+pub const STAGE_FINISH: u32 = 6;
 
 /// Longest text a process can report.
 pub const TEXT_BYTES: usize = 384;

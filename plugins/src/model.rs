@@ -124,6 +124,18 @@ impl Descriptors {
         self.tables.iter().find(|t| t.pids.contains(&task))
     }
 
+    /// Processes that have their table from another, which is not their parent, and from which; `parent` is that of a
+    /// process.
+    pub fn made_beside(&self, parent: &dyn Fn(i32) -> i32) -> HashMap<i32, i32> {
+        let mut out = HashMap::new();
+        for t in self.tables.iter().filter(|t| t.pids.len() > 1) {
+            let mut others = t.pids.iter().copied().filter(|pid| !t.pids.contains(&parent(*pid)));
+            let Some(first) = others.next() else { continue };
+            out.extend(others.map(|other| (other, first)));
+        }
+        out
+    }
+
     /// What is wrong with the tables, where the threads of the job are `threads`, by process, and each task's table is
     /// made by itself or by one that can: a process makes its children, a thread the other threads of its process.
     pub(crate) fn check_tables(&self, threads: &HashMap<i32, i32>) -> Result<(), String> {

@@ -26,7 +26,7 @@ use crate::tree::{self, Role, Tree};
 use crate::vdso::Place;
 use crate::verify::Loaded;
 use crate::{companion, connects, explain, inherited, initial, lead, reopen, sys, Options};
-use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STATE_PARKED, STATE_READY};
+use belay_abi::restore::{Slot, MAX_HELPERS, STAGE_FINISH, STAGE_STOP, STATE_PARKED, STATE_READY};
 use belay_image::extents::Extent;
 use belay_image::model::{Job, Process, ProcessState, VmaKind};
 use belay_kernel::blob::Blob;
@@ -77,6 +77,9 @@ pub(crate) fn restart(
     limits::raise_descriptors();
     inherited::give_up(&loaded.job);
     let plan = Plan::make(&mut loaded, way, options.lazy)?;
+    if way != Way::Initial {
+        set_last_pid(plan.tree.last_meanwhile);
+    }
     let (rebuilder, copies) = rebuild(&mut loaded, &plan, way, group)?;
     let (job, chunks, mut extents) = (loaded.job, loaded.chunks, loaded.extents);
     let streams = loaded.streams;
@@ -269,7 +272,9 @@ impl Plan {
         };
         let pagers = if lazy { lazily::PROCESSES } else { 0 };
         let others = helpers.iter().sum::<usize>() + loaded.descriptors.keepers() + pagers;
-        let tree = tree::plan(&job.agent, &job.processes, others, (pid_max(), job.last_pid), &taken)
+        let parents: HashMap<i32, i32> = job.processes.iter().map(|p| (p.pid, p.ppid)).collect();
+        let beside = loaded.descriptors.made_beside(&|pid| parents.get(&pid).copied().unwrap_or(0));
+        let tree = tree::plan(&job.agent, &job.processes, others, (pid_max(), job.last_pid), &taken, &beside)
             .map_err(|e| RestartError::at("spawn", e))?;
         let specials = special::of(std::process::id().cast_signed()).map_err(|e| RestartError::at("read own mappings", e))?;
         let foreign = loaded.foreign.as_ref();
@@ -322,6 +327,13 @@ fn park(context: &Context<'_>, job: &Job, live: &[usize], living: &Living<'_>) -
     shared.begin(SETTLED);
     let glance = &mut || living.glance(shared, tree);
     let (stopping, running): (Vec<usize>, Vec<usize>) = live.iter().partition(|i| is_stopped(tree, job, **i));
+    let shares = |i: &&usize| matches!(tree.nodes[**i].role, Role::Process(p) if context.shares_table(&job.processes[p]));
+    let held: Vec<usize> = stopping.iter().filter(shares).copied().collect();
+    if context.hold && !held.is_empty() {
+        shared.await_all(&held, STATE_READY, glance)?;
+        shared.await_all(&running, STATE_READY, glance)?;
+        shared.begin(STAGE_STOP);
+    }
     shared.await_all(&stopping, STATE_PARKED, glance)?;
     resume::await_stops(job, tree, &stopping)?;
     if context.hold {
@@ -342,6 +354,7 @@ fn park(context: &Context<'_>, job: &Job, live: &[usize], living: &Living<'_>) -
 /// job, which may open its descriptors as their snapshots do.
 fn become_ordinary(job: &Job, way: Way, last: i32, foreground: bool) -> Outcome<()> {
     if way != Way::Initial {
+        // Children of the job get the identifiers that they would have got without the restart.
         set_last_pid(last);
     }
     if foreground {
@@ -543,7 +556,7 @@ fn pid_max() -> i32 {
     text.trim().parse().unwrap_or(32768)
 }
 
-/// New children of the job get the identifiers that they would have got without the restart.
+/// New processes get identifiers behind this one.
 fn set_last_pid(pid: i32) {
     if let Err(e) = std::fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string()) {
         tracing::warn!(error = %e, "ns_last_pid not set: new processes may get low identifiers");

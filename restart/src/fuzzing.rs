@@ -30,7 +30,9 @@ pub fn decide(job: &Job, extents: &[Extent]) {
     if plausible::check(job, true).is_err() {
         return;
     }
-    if let Ok(tree) = tree::plan(&job.agent, &job.processes, 2, (32768, job.last_pid), &BTreeSet::from([5, 77])) {
+    let beside = job.processes.chunks_exact(2).map(|pair| (pair[1].pid, pair[0].pid)).collect();
+    let taken = BTreeSet::from([5, 77]);
+    if let Ok(tree) = tree::plan(&job.agent, &job.processes, 2, (32768, job.last_pid), &taken, &beside) {
         let own = |p: &Process| (p.pid, verify::cut(extents, &p.vmas));
         let tables = job.processes.iter().filter(|p| tree::is_live(p)).map(own).collect();
         drop(kin::plan(&tree, &job.processes, &tables, &[0..1 << 20, TASK_SIZE..u64::MAX]));

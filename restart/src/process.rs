@@ -17,6 +17,7 @@ use crate::vdso::{Foreign, Place};
 use crate::{arch, sys};
 use belay_abi::restore::{ThreadPlan, STACK_BYTES};
 use belay_image::extents::{Extent, PAGE};
+use belay_image::identity;
 use belay_image::model::{Process, Thread, VmaKind};
 use belay_kernel::blob::Blob;
 use belay_kernel::signals::Disposition;
@@ -26,6 +27,7 @@ use belay_storage::chunk::Chunk;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -71,6 +73,13 @@ impl Context<'_> {
         let owner = self.rebuilder.table_owner(pid);
         let slot = self.tree.nodes.iter().position(|n| n.pid == owner);
         slot.filter(|_| owner != pid)
+    }
+
+    /// Whether another process uses the descriptor table of `p` (CLONE_FILES).
+    pub(crate) fn shares_table(&self, p: &Process) -> bool {
+        let owner = |q: &Process| self.rebuilder.table_owner(q.pid);
+        let mut others = self.processes.iter().filter(|q| q.pid != p.pid && tree::is_live(q));
+        others.any(|q| owner(q) == owner(p))
     }
 
     /// The process whose memory `p` has: itself, or the first of those that share it.
@@ -203,6 +212,12 @@ pub(crate) fn read_directly(extents: &HashMap<i32, Vec<Extent>>, chunks: &HashMa
     good.map(|(id, _)| id).collect()
 }
 
+/// The program's file, unless something else has taken its place.
+fn program(path: &Path) -> Option<File> {
+    let file = identity::open(path).ok()?;
+    file.metadata().is_ok_and(|m| m.is_file()).then_some(file)
+}
+
 fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
     let room = cx.rebuilder.room();
     let high = |fd: RawFd| {
@@ -213,7 +228,7 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
     for e in cx.extents.get(&p.pid).map_or(&[][..], Vec::as_slice) {
         if let (Entry::Vacant(entry), Some(chunk)) = (pages.entry(e.chunk), cx.chunks.get(&e.chunk)) {
             // Not `chunk.file`: in a descriptor table that processes share, that number may have been given to the job by now.
-            let file = std::fs::File::open(&chunk.path).map_err(|e| belay_image::ImageError::io("open", &chunk.path, e))?;
+            let file = File::open(&chunk.path).map_err(|e| belay_image::ImageError::io("open", &chunk.path, e))?;
             if cx.direct.contains(&e.chunk) {
                 direct::enable(&file);
             }
@@ -221,11 +236,11 @@ fn open_files(cx: &Context<'_>, p: &Process) -> Outcome<Files> {
         }
     }
     let copy = p.exe_identity.as_ref().and_then(|identity| cx.copies.of(&p.exe, identity));
-    let exe = match (copy, std::fs::File::open(p.exe.as_path())) {
+    // Where there is none, /proc/PID/exe shows belay; the program's own pages are checked and mapped elsewhere.
+    let exe = match copy {
         _ if tree::shares_memory(p) => None, // it belongs to the memory
-        (Some(copy), _) => Some(high(copy)?),
-        (None, Ok(f)) => Some(high(f.as_raw_fd())?),
-        (None, Err(_)) => None, // /proc/PID/exe then shows belay; the program's own pages are checked and mapped elsewhere
+        Some(copy) => Some(high(copy)?),
+        None => program(p.exe.as_path()).map(|f| high(f.as_raw_fd())).transpose()?,
     };
     let mut shared: Vec<RawFd> = p
         .vmas

@@ -15,6 +15,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Index of a node in [`Tree::nodes`].
 pub(crate) type NodeId = usize;
 
+/// How many processes may be made under any identifier before one is used again.
+const ROOM: i32 = 200;
+
 /// The agent's node.
 pub(crate) const AGENT: NodeId = 0;
 
@@ -61,6 +64,8 @@ pub(crate) struct Tree {
     pub(crate) helper_tids: Vec<i32>,
     /// What new processes get identifiers behind.
     pub(crate) last_pid: i32,
+    /// The same while the job is made: what is made under any identifier then takes none of the job, nor one set aside.
+    pub(crate) last_meanwhile: i32,
 }
 
 /// Why a tree cannot be made.
@@ -72,8 +77,10 @@ pub(crate) enum TreeError {
     Session { pid: i32, ppid: i32, sid: i32 },
     #[error("process {pid}: identifier used twice, or 1, or not positive")]
     Identifier { pid: i32 },
-    #[error("process {pid}: it shares its memory with process {first}, which no order of fork and setsid lets make it")]
-    Memory { pid: i32, first: i32 },
+    #[error(
+        "process {pid}: it shares its memory or descriptors with process {first}, which no order of fork and setsid lets make it"
+    )]
+    Shared { pid: i32, first: i32 },
     #[error("no identifier below {pid_max} is left for a temporary process")]
     Full { pid_max: i32 },
 }
@@ -96,16 +103,19 @@ impl Tree {
 
 /// Plans the tree of `processes` below `agent`. `helpers` unused identifiers are set aside as well. Those in `taken`
 /// belong to others. `last` is the one that was given last before the checkpoint: numbers up to it may have belonged to
-/// processes that have ended, whom others remember.
+/// processes that have ended, whom others remember. Those in `beside` have their descriptor table from that process, which
+/// is not their parent.
 pub(crate) fn plan(
     agent: &AgentIdentity,
     processes: &[Process],
     helpers: usize,
     (pid_max, last): (i32, Option<i32>),
     taken: &BTreeSet<i32>,
+    beside: &HashMap<i32, i32>,
 ) -> Result<Tree, TreeError> {
     let mut p = Planner::new(agent, processes, (pid_max, last))?;
     p.used.extend(taken);
+    p.beside.extend(beside);
     let mut order: Vec<usize> = (0..processes.len()).collect();
     order.sort_by_key(|i| p.depth(*i));
     p.births(&order);
@@ -115,11 +125,11 @@ pub(crate) fn plan(
     p.group_leaders()?;
     p.check_makers()?;
     let helper_tids = (0..helpers).map(|_| p.unused()).collect::<Result<_, _>>()?;
-    let last_pid = p.last_pid;
     Ok(Tree {
-        nodes: p.nodes,
         helper_tids,
-        last_pid,
+        last_pid: p.last_pid,
+        last_meanwhile: p.before_unused(),
+        nodes: p.nodes,
     })
 }
 
@@ -142,6 +152,8 @@ struct Planner<'a> {
     /// Session a leader must be born in, because of children older than its `setsid`.
     born: BTreeMap<i32, i32>,
     dead_leaders: HashMap<(i32, i32), NodeId>,
+    /// Who makes a process that is not its child.
+    beside: HashMap<i32, i32>,
     used: BTreeSet<i32>,
     next: i32,
     pid_max: i32,
@@ -199,6 +211,7 @@ impl<'a> Planner<'a> {
             born: BTreeMap::new(),
             dead_leaders: HashMap::new(),
             next: last_pid,
+            beside: HashMap::new(),
             used,
             pid_max,
             last_pid,
@@ -307,8 +320,15 @@ impl<'a> Planner<'a> {
         if let Some(parent) = self.by_pid.get(&p.ppid) {
             self.place(*parent)?;
         }
-        if shares_memory(p) && self.process(p.ppid).is_none_or(|parent| group(parent) != group(p)) {
-            return self.beside_first(p, i);
+        let beside = match shares_memory(p) {
+            true => self
+                .process(p.ppid)
+                .is_none_or(|parent| group(parent) != group(p))
+                .then_some(p.shares_mm_with),
+            false => self.beside.get(&p.pid).copied(),
+        };
+        if let Some(maker) = beside {
+            return self.make_beside(p, i, maker);
         }
         let birth = self.birth(p);
         let parent_sid = self.sid_of(p.ppid);
@@ -340,14 +360,14 @@ impl<'a> Planner<'a> {
         self.below_dead_leader(p, i, birth, parent.ok_or(refuse)?)
     }
 
-    /// Makes a process that shares its memory with the first of its group, but not with its parent.
-    fn beside_first(&mut self, p: &Process, i: usize) -> Result<(), TreeError> {
-        let (pid, first) = (p.pid, p.shares_mm_with);
-        let at = *self.by_pid.get(&first).ok_or(TreeError::Memory { pid, first })?;
+    /// Makes a process that shares its memory, or its descriptors, with `first`, but not with its parent.
+    fn make_beside(&mut self, p: &Process, i: usize, first: i32) -> Result<(), TreeError> {
+        let pid = p.pid;
+        let at = *self.by_pid.get(&first).ok_or(TreeError::Shared { pid, first })?;
         self.place(at)?;
-        let maker = *self.placed.get(&first).ok_or(TreeError::Memory { pid, first })?;
-        if self.birth(p).is_some_and(|sid| sid != self.nodes[maker].sid) {
-            return Err(TreeError::Memory { pid, first });
+        let maker = *self.placed.get(&first).ok_or(TreeError::Shared { pid, first })?;
+        if self.birth(p).is_some_and(|sid| sid != self.nodes[maker].sid) || self.processes[at].ppid != p.ppid {
+            return Err(TreeError::Shared { pid, first });
         }
         self.sibling(p, i, maker)
     }
@@ -367,7 +387,7 @@ impl<'a> Planner<'a> {
                 _ => false,
             };
             if shares_memory(p) && !fits {
-                return Err(TreeError::Memory {
+                return Err(TreeError::Shared {
                     pid: p.pid,
                     first: p.shares_mm_with,
                 });
@@ -489,9 +509,18 @@ impl<'a> Planner<'a> {
         self.nodes.len() - 1
     }
 
+    /// The largest identifier that is used, or where there is little room above that, the last one that was set aside.
+    fn before_unused(&self) -> i32 {
+        let largest = self.used.iter().next_back().copied().unwrap_or(1);
+        match largest < self.pid_max - ROOM {
+            true => largest,
+            false => self.next,
+        }
+    }
+
     fn unused(&mut self) -> Result<i32, TreeError> {
         for _ in 0..self.pid_max {
-            self.next = if self.next + 1 >= self.pid_max { 300 } else { self.next + 1 };
+            self.next = if self.next >= self.pid_max - 1 { 300 } else { self.next + 1 };
             if self.used.insert(self.next) {
                 return Ok(self.next);
             }

@@ -15,8 +15,7 @@ mod threads;
 use belay_abi::affinity::Pinned;
 use belay_abi::aio::{self, RingPlan};
 use belay_abi::restore::{
-    Control, Plan, Slot, Step, Table, ThreadPlan, PLAN_MAGIC, STAGE_ABORT, STAGE_FINISH, STATE_FAILED, STATE_PARKED, STATE_READY,
-    STATE_RESTORER,
+    Control, Plan, Slot, Step, Table, ThreadPlan, PLAN_MAGIC, STAGE_ABORT, STATE_FAILED, STATE_PARKED, STATE_READY, STATE_RESTORER,
 };
 use belay_abi::syscall;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -97,8 +96,8 @@ impl Env {
         }
     }
 
-    /// Waits until every process of the job is ready; ends the process when the restart has failed.
-    fn await_finish(&self) {
+    /// Waits until the job has come to `wanted`; ends the process when the restart has failed.
+    fn await_stage(&self, wanted: u32) {
         let stage = &self.control().stage;
         loop {
             match stage.load(Ordering::Acquire) {
@@ -106,7 +105,7 @@ impl Env {
                     // SAFETY: ends the process.
                     unsafe { syscall!(nr::EXIT_GROUP, 127) };
                 },
-                now if now >= STAGE_FINISH => return,
+                now if now >= wanted => return,
                 now => futex_wait(stage, now, false),
             }
         }
@@ -171,7 +170,7 @@ extern "C" fn _start(plan: *const Plan, thread: *const ThreadPlan) -> ! {
     threads::run(&env);
     if p.hold != 0 {
         env.report(STATE_READY);
-        env.await_finish();
+        env.await_stage(p.hold);
     }
     calls::run(&env, p.last);
     env.time(3);

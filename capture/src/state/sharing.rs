@@ -1,5 +1,6 @@
 //! Processes that share their memory (CLONE_VM without CLONE_THREAD). One of each group, the *first*, stands for the
-//! memory: it is captured there and stored once.
+//! memory: it is captured there and stored once. And those that share descriptors or directories, which only who makes a
+//! process can share with it.
 
 use crate::inject::rescue;
 use crate::state::draft::Draft;
@@ -10,12 +11,10 @@ use std::cmp::Ordering;
 
 /// Finds the groups and notes in each process but the first what it shares.
 pub(crate) fn find(processes: &mut [Process], drafts: &[Draft]) -> Result<(), CaptureError> {
-    for group in groups(processes)? {
+    for group in groups(processes, Object::Vm)? {
         let pid = |i: usize| processes[i].pid;
         let inside = |i: usize| group.iter().any(|g| pid(*g) == processes[i].ppid);
-        let Some(first) = group.iter().copied().find(|i| !inside(*i)) else {
-            continue;
-        };
+        let Some(first) = first_of(&group, processes) else { continue };
         if drafts[first].has_rings() {
             let reason =
                 "is used by processes that share their memory (CLONE_VM), which could not all be kept from it while it is replaced";
@@ -28,9 +27,7 @@ pub(crate) fn find(processes: &mut [Process], drafts: &[Draft]) -> Result<(), Ca
                 let reason = format!("shares its memory with process {} (CLONE_VM), {reason}", pid(first));
                 CaptureError::refuse(pid(i), drafts[i].stat.comm.to_string_lossy(), reason)
             };
-            let (own, firsts) = (&drafts[i].stat, &drafts[first].stat);
-            let session = own.session == pid(i) || own.session == firsts.session;
-            let as_first = processes[i].ppid == processes[first].ppid && own.exit_signal == firsts.exit_signal && session;
+            let as_first = is_as(&processes[i], &drafts[i], &processes[first], &drafts[first]);
             if !inside(i) && !as_first {
                 return Err(refuse(
                     "which is neither its parent nor a sibling made in its place (CLONE_PARENT)",
@@ -57,7 +54,55 @@ pub(crate) fn find(processes: &mut [Process], drafts: &[Draft]) -> Result<(), Ca
             processes[i].crowded = crowded;
         }
     }
+    check_makers(processes, drafts)
+}
+
+/// Refuses who shares descriptors or directories with others, none of which a restart can have it made by.
+fn check_makers(processes: &[Process], drafts: &[Draft]) -> Result<(), CaptureError> {
+    let (pid, ppid) = (|i: usize| processes[i].pid, |i: usize| processes[i].ppid);
+    let refuse = |i: usize, others: &[usize], what: &str| {
+        let other = others.iter().copied().find(|other| *other != i).unwrap_or(i);
+        let reason = format!(
+            "shares its {what} with process {}, which has not made it, or has not as its parent or a sibling",
+            pid(other)
+        );
+        Err(CaptureError::refuse(pid(i), drafts[i].stat.comm.to_string_lossy(), reason))
+    };
+    for group in groups(processes, Object::Files)? {
+        let Some(first) = first_of(&group, processes) else { continue };
+        for i in group.iter().copied().filter(|i| *i != first) {
+            let by_parent = group.iter().any(|g| pid(*g) == ppid(i));
+            let fits = match processes[i].guest {
+                Some(guest) => by_parent || group.iter().any(|g| pid(*g) == guest.first),
+                None => by_parent || is_as(&processes[i], &drafts[i], &processes[first], &drafts[first]),
+            };
+            if !fits {
+                return refuse(i, &group, "descriptors (CLONE_FILES)");
+            }
+        }
+    }
+    for group in groups(processes, Object::Fs)? {
+        let Some(first) = first_of(&group, processes) else { continue };
+        for i in group.iter().copied().filter(|i| *i != first) {
+            if !group.iter().any(|g| pid(*g) == ppid(i)) {
+                return refuse(i, &group, "working directory (CLONE_FS)");
+            }
+        }
+    }
     Ok(())
+}
+
+/// The one of a group that none of the others has made as its child.
+fn first_of(group: &[usize], processes: &[Process]) -> Option<usize> {
+    let inside = |i: usize| group.iter().any(|g| processes[*g].pid == processes[i].ppid);
+    group.iter().copied().find(|i| !inside(*i))
+}
+
+/// Whether `first` can make the process as a sibling of its own (CLONE_PARENT).
+fn is_as(process: &Process, draft: &Draft, first: &Process, firsts: &Draft) -> bool {
+    let (own, firsts) = (&draft.stat, &firsts.stat);
+    let session = own.session == process.pid || own.session == firsts.session;
+    process.ppid == first.ppid && own.exit_signal == firsts.exit_signal && session
 }
 
 /// Whether a thread of the group has its stack where their frames would lie (see `rescue`), which go into the image as
@@ -90,12 +135,12 @@ fn same(a: &Process, b: &Process, object: Object) -> Result<bool, CaptureError> 
 }
 
 /// The groups of more than one, as indices in ascending order. `kcmp` has an order, so each look-up is a binary search.
-fn groups(processes: &[Process]) -> Result<Vec<Vec<usize>>, CaptureError> {
+fn groups(processes: &[Process], object: Object) -> Result<Vec<Vec<usize>>, CaptureError> {
     let mut known: Vec<Vec<usize>> = Vec::new();
     for (i, process) in processes.iter().enumerate() {
         let mut failed = None;
         let place = known.binary_search_by(|group| {
-            compare(&processes[group[0]], process, Object::Vm).unwrap_or_else(|e| {
+            compare(&processes[group[0]], process, object).unwrap_or_else(|e| {
                 failed = Some(e);
                 Ordering::Less
             })

@@ -151,7 +151,7 @@ fn live(tree: &Tree, id: NodeId, job: &[(Process, Pages)], plan: &HashMap<i32, S
 
 fn planned(job: &[(Process, Pages)], own: &[Range]) -> (Tree, HashMap<i32, Share>) {
     let processes: Vec<Process> = job.iter().map(|(p, _)| p.clone()).collect();
-    let tree = tree::plan(&agent(), &processes, 0, (1 << 22, None), &BTreeSet::new()).unwrap();
+    let tree = tree::plan(&agent(), &processes, 0, (1 << 22, None), &BTreeSet::new(), &HashMap::new()).unwrap();
     let table = job.iter().map(|(p, pages)| (p.pid, extents(pages))).collect();
     let plan = plan(&tree, &processes, &table, own);
     (tree, plan)

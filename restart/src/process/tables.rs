@@ -12,7 +12,9 @@ use crate::state;
 use crate::tree;
 use crate::vdso;
 use belay_abi::aio::RingPlan;
-use belay_abi::restore::{Call, Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES};
+use belay_abi::restore::{
+    Call, Fill, Helper, Plan, ThreadPlan, FILL_STACK_BYTES, MAX_HELPERS, PLAN_MAGIC, STACK_BYTES, STAGE_FINISH, STAGE_STOP,
+};
 use belay_image::extents::Extent;
 use belay_image::model::{Process, VmaKind};
 use std::collections::{HashMap, HashSet};
@@ -173,7 +175,7 @@ fn tables(cx: &Context<'_>, slot: usize, p: &Process, helpers: &[i32], files: &F
         after: arena.table(&memory.after),
         threads,
         last: arena.table(&last),
-        hold: u32::from(cx.hold && stop_signal == 0),
+        hold: hold(cx, p),
         stop_signal,
         arrivals: if guest { 0 } else { arrivals(cx, p) },
         guest: u32::from(guest),
@@ -273,6 +275,17 @@ fn arrivals(cx: &Context<'_>, p: &Process) -> u32 {
     let companions = |p: &Process| cx.companions(p).count();
     let arrivals = companions(p) + cx.guests(p).map(|g| 1 + companions(g)).sum::<usize>();
     arrivals as u32
+}
+
+/// The stage that `p` waits for at the end. It closes what the restart has open in its descriptor table, which others of
+/// the same table read from until they are ready; who stops is waited for by its parent, and so goes first.
+fn hold(cx: &Context<'_>, p: &Process) -> u32 {
+    match (cx.hold, state::stop_signal(p) != 0) {
+        (false, _) => 0,
+        (true, false) => STAGE_FINISH,
+        (true, true) if cx.shares_table(p) => STAGE_STOP,
+        (true, true) => 0,
+    }
 }
 
 /// The helper threads, each with its stack.

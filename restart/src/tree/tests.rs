@@ -294,7 +294,7 @@ fn every_history_is_reproduced() {
         for i in (1..processes.len()).rev() {
             processes.swap(i, dice.roll(i + 1));
         }
-        let tree = plan(&agent(), &processes, 3, (32768, None), &BTreeSet::new()).unwrap_or_else(|e| {
+        let tree = plan(&agent(), &processes, 3, (32768, None), &BTreeSet::new(), &HashMap::new()).unwrap_or_else(|e| {
             panic!(
                 "seed {seed}: {e}\n{}",
                 wanted.0.iter().map(|(p, t)| format!("{p} {t:?}\n")).collect::<String>()
@@ -332,7 +332,7 @@ fn memory_is_made_by_one_that_shares_it() {
         p.shares_mm_with = first;
         p
     };
-    let plan = |processes: &[Process]| plan(&agent(), processes, 0, (32768, None), &BTreeSet::new());
+    let plan = |processes: &[Process]| plan(&agent(), processes, 0, (32768, None), &BTreeSet::new(), &HashMap::new());
     // A child, a grandchild, a sibling.
     let all = [
         process(10, AGENT_PID, 0),
@@ -347,7 +347,7 @@ fn memory_is_made_by_one_that_shares_it() {
     };
     assert_eq!([11, 12, 13].map(maker), [(10, false), (11, false), (10, true)]);
     let stranger = [process(10, AGENT_PID, 0), process(20, AGENT_PID, 0), process(21, 20, 10)];
-    assert_eq!(plan(&stranger).unwrap_err(), TreeError::Memory { pid: 21, first: 10 });
+    assert_eq!(plan(&stranger).unwrap_err(), TreeError::Shared { pid: 21, first: 10 });
 }
 
 #[test]
@@ -360,7 +360,11 @@ fn numbers_begin_behind_the_last_one_that_was_given() {
         zombie: false,
     };
     let one = [process(10, &task)];
-    let last = |pid_max, last| plan(&agent(), &one, 0, (pid_max, last), &BTreeSet::new()).unwrap().last_pid;
+    let last = |pid_max, last| {
+        plan(&agent(), &one, 0, (pid_max, last), &BTreeSet::new(), &HashMap::new())
+            .unwrap()
+            .last_pid
+    };
     assert_eq!(
         [None, Some(500), Some(3), Some(0), Some(-7)].map(|l| last(32768, l)),
         [100, 500, 3, 100, 100]
@@ -404,7 +408,7 @@ fn impossible_trees_are_refused() {
     };
     let refused = |list: &[(i32, Task)]| {
         let processes: Vec<Process> = list.iter().map(|(p, t)| process(*p, t)).collect();
-        plan(&agent(), &processes, 0, (32768, None), &BTreeSet::new()).unwrap_err()
+        plan(&agent(), &processes, 0, (32768, None), &BTreeSet::new(), &HashMap::new()).unwrap_err()
     };
     assert_eq!(
         refused(&[(5, Task { ppid: 77, ..t })]),

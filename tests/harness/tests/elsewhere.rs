@@ -256,6 +256,51 @@ exec chroot $R sh -c 'cd "$1"; shift; exec "$@"' sh "$PWD" "$@""#;
     job.verdict(false, LIMIT)
 }
 
+/// A copy of a test program in the directory of the job, under this name.
+fn copy(job: &Job, place: &Place, program: &str, name: &str) -> Result<String, Failure> {
+    let to = job.dir().with_file_name(name);
+    io("copy the program", std::fs::copy(place.programs().join(program), &to))?;
+    Ok(to.display().to_string())
+}
+
+/// In a container the numbers of the job's threads are the lowest there are. The helpers of a restart take none of them,
+/// such as those of a launcher of MPI, whose new programs are shown its namespaces.
+fn low_numbers(place: &Place, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "low", User::Root)?;
+    let program = copy(&job, place, "time_vdso", "orterun")?;
+    let (belay, dir) = (place.belay().display().to_string(), job.dir().display().to_string());
+    let inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"];
+    let launch = [&belay, "launch", "--ckpt-dir", &dir, "--", &program, "4"];
+    let words: Vec<String> = inside.iter().chain(&launch).map(|w| (*w).to_owned()).collect();
+    job.start(job.command(&words))?;
+    job.progress(LIMIT)?;
+    for _ in 0..2 {
+        job.checkpoint()?;
+        again(&mut job, &[])?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// In the place of the program stands what nobody writes to: its copy is used, and nothing waits.
+fn program_is_a_fifo(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "fifo", user)?;
+    let program = copy(&job, place, "compute_regs", "program")?;
+    job.launch(&[], std::slice::from_ref(&program))?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    io("remove the program", std::fs::remove_file(&program))?;
+    let made = io(
+        "mkfifo",
+        std::process::Command::new("mkfifo").args(["-m", "644", &program]).status(),
+    )?;
+    want(made.success(), || format!("mkfifo: {made}"))?;
+    job.restart(&[])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// What nobody can take back is named in the log, and only where the job did not have it.
 fn without_new_privileges(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     const WORDS: &str = "the job inherits from its restart: no_new_privs";
@@ -281,7 +326,7 @@ fn without_new_privileges(place: &Place, user: User, _: &mut Rng) -> Result<(), 
 
 fn main() {
     let mut target = Target::new("elsewhere", &["time_vdso", "time_steps", "proc_forkexec", "compute_regs"]);
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("kernel_clocks", |p, u, r| kernel(p, u, r, &["time_vdso", "4"])),
         ("kernel_many_threads", |p, u, r| kernel(p, u, r, &["time_vdso", "16"])),
         ("kernel_children", |p, u, r| kernel(p, u, r, &["proc_forkexec", "spawn"])),
@@ -289,12 +334,14 @@ fn main() {
         ("processor_lacks", processor_lacks),
         ("processor_layout", processor_layout),
         ("without_new_privileges", without_new_privileges),
+        ("program_is_a_fifo", program_is_a_fifo),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, test);
     }
     if am_root() {
         target.once("in_a_chroot", in_a_chroot);
+        target.once("low_numbers", low_numbers);
     }
     target.run();
 }

@@ -56,6 +56,8 @@ fn cases() -> Vec<Case> {
         prog("proc_subreaper"),
         prog("proc_nochld"),
         prog("proc_clonefiles"),
+        prog("proc_stopfiles"),
+        prog("proc_stopfiles one"),
         prog("proc_clonefs"),
         prog("proc_vmshare own"),
         prog("proc_vmshare all"),
