@@ -295,8 +295,15 @@ impl Front {
                 std::mem::take(&mut self.early).into_iter().for_each(|s| self.signal(s));
             }
             Message::Ended(status) => self.ended = Some(status),
-            Message::Stopped(signal) if self.follows_stop(signal) => self.stop(signal),
-            Message::Stopped(_) => {}
+            Message::Stopped(signal) => {
+                // Who has been continued since continues the job first. A stop would discard that.
+                while let Some(Ok(signal)) = self.has_signal().then(|| self.next_signal()) {
+                    self.signal(signal);
+                }
+                if self.follows_stop() {
+                    self.stop(signal);
+                }
+            }
             Message::NotRestarted => self.not_restarted = true,
             // A child that has ended keeps its number, as nobody has waited for it.
             Message::Signal { shell, signal } if shells.iter().any(|s| s.pid == shell) => drop(sys::kill(shell, signal)),
@@ -406,15 +413,15 @@ impl Front {
     }
 
     /// Whether this process is to be stopped as well, which only SIGCONT sent to itself ends. It is not before the job
-    /// runs, nor where it goes on already. And where nobody's terminal is concerned, who stops all there is of a job with
-    /// SIGSTOP continues each of them too, in any order.
-    fn follows_stop(&self, signal: i32) -> bool {
+    /// runs, nor where it goes on already: who stops all there is of a job with SIGSTOP continues each of them too, in any
+    /// order.
+    fn follows_stop(&self) -> bool {
         let of_job = match self.without_agent {
             true => self.command(),
             false => self.agent.map(|(agent, _)| agent),
         };
         let stands = of_job.is_some_and(|pid| proc::stat(pid).is_ok_and(|s| s.state == 'T'));
-        self.resumed && stands && (signal != libc::SIGSTOP || self.terminal.is_some())
+        self.resumed && stands
     }
 
     /// The job was stopped: so is the front process, with its whole group, as a shell expects of a job.

@@ -98,41 +98,54 @@ pub(super) fn stop_and_go_on(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 enum Order {
     Forward,
     Backward,
-    /// The first one after all others.
     FirstLast,
+    SecondLast,
+}
+
+fn ordered(all: &mut [i32], order: Order) -> &[i32] {
+    all.sort_unstable();
+    match order {
+        Order::Forward => {}
+        Order::Backward => all.reverse(),
+        Order::FirstLast => all.rotate_left(1),
+        Order::SecondLast => all[1..].rotate_left(1),
+    }
+    all
 }
 
 /// A batch system stops each process of a job and continues each, in an order of its own: all of it goes on, launched and
 /// restarted.
 pub(super) fn suspended(place: &Place, user: User) -> Result<(), Failure> {
+    const ORDERS: [Order; 4] = [Order::Forward, Order::Backward, Order::FirstLast, Order::SecondLast];
+    const MOMENT: Duration = Duration::from_millis(8);
     let stands = |pid: &i32| procs::state(*pid) == Some('T');
     let mut job = running(place, user, "suspended", &[], &["fault_target", "2"])?;
     job.checkpoint()?;
     for round in 0..2 {
-        for order in [Order::Forward, Order::Backward, Order::FirstLast] {
+        for (stop, go_on) in ORDERS.iter().flat_map(|stop| ORDERS.map(|go_on| (stop, go_on))) {
             let all = procs::tree(job.pid().ok_or("the job has no process")?);
             let mut all: Vec<i32> = all.into_iter().collect();
-            all.iter().for_each(|pid| procs::signal(*pid, libc::SIGSTOP));
             let begin = Instant::now();
+            for pid in ordered(&mut all, *stop) {
+                procs::signal(*pid, libc::SIGSTOP);
+                // Whatever the others do about that, they do now.
+                std::thread::sleep(MOMENT);
+            }
             while !all.iter().all(stands) {
                 want(begin.elapsed() < LIMIT, || format!("not all of {all:?} stand"))?;
             }
-            match order {
-                Order::Forward => {}
-                Order::Backward => all.reverse(),
-                Order::FirstLast => all.rotate_left(1),
-            }
-            for pid in &all {
+            for pid in ordered(&mut all, go_on) {
                 procs::signal(*pid, libc::SIGCONT);
-                // Whatever it does about the others that stand yet, it does now.
-                std::thread::sleep(Duration::from_millis(30));
+                std::thread::sleep(MOMENT);
             }
             let left: Vec<&i32> = all.iter().filter(|pid| stands(pid)).collect();
-            want(left.is_empty(), || format!("round {round}: of {all:?} {left:?} still stand"))?;
+            want(left.is_empty(), || {
+                format!("round {round}, stopped {stop:?}, continued {go_on:?}: of {all:?} {left:?} still stand")
+            })?;
             job.progress(LIMIT)?;
         }
         job.kill_all()?;
