@@ -214,11 +214,12 @@ unsafe fn bring_back(q: &ShadowQp) -> Made {
     if rested == QPS_RESET {
         return Ok(());
     }
-    if rested == QPS_ERR {
-        return to(q, QPS_ERR, 0);
-    }
     let shown = *q.shown.lock();
     to(q, QPS_INIT, shown.to_init)?;
+    if rested == QPS_ERR {
+        // The kernel knows no way there from RESET.
+        return to(q, QPS_ERR, 0);
+    }
     if q.kind() != QPT_UD || rested == QPS_INIT {
         return Ok(());
     }

@@ -91,7 +91,7 @@ static const struct change {
 
 static bool allowed(const struct qp *q, enum ibv_qp_state to, int mask) {
     int given = mask & ~IBV_QP_STATE;
-    if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) return given == 0;
+    if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && q->attr.qp_state != IBV_QPS_RESET)) return given == 0;
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         const struct change *c = &changes[i];
         if ((c->type && c->type != q->type) || c->from != q->attr.qp_state || c->to != to) continue;

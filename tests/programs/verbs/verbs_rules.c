@@ -165,6 +165,9 @@ static void states(void) {
     EQ(post(&a, &w), EINVAL);
     EQ(go_to(&a, IBV_QPS_RTS), EINVAL);
     EQ(go_to(&a, IBV_QPS_RTR), EINVAL);
+    Z(go_to(&a, IBV_QPS_RESET));
+    EQ(go_to(&a, IBV_QPS_ERR), EINVAL);
+    rc_init(a.qp);
     struct address to_a = address_of(&a.port, a.qp, a.psn), to_b = address_of(&b.port, b.qp, b.psn);
     rc_ready(&a.port, a.qp, &to_b);
     EQ(post(&a, &w), EINVAL);
