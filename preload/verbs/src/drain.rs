@@ -12,7 +12,7 @@
 //! In round 1 nobody posts any more on any host. A marker, a write without data, is posted where the last request has
 //! no completion of its own.
 
-use crate::api::next_async;
+use crate::api::save_events;
 use crate::bias::strike_all;
 use crate::control::{holds, Answer};
 use crate::gate;
@@ -422,15 +422,8 @@ unsafe fn rest(world: &World, peers: &Peers) {
         q.rested.store(if known { attr.qp_state } else { q.base.base.state }, Release);
     }
     for c in &world.contexts {
-        let c = &**c;
-        let mut events = c.events.lock();
-        while let Some(event) = next_async(c) {
-            events.push_back(event);
-        }
-        if !events.is_empty() {
-            c.bell.ring();
-        }
-        c.bell.hide();
+        save_events(&**c);
+        (**c).bell.hide();
     }
     world.channels.iter().for_each(|c| (**c).bell.hide());
 }

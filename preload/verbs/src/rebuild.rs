@@ -9,7 +9,9 @@
 //! round 3     what peers have not received is posted again; events are made up for who may wait for them
 //! ```
 
-use crate::api::{keeps, make_extended, make_plain, open_real, real_init, real_init_ex, real_parent_domain, register_again, roomy};
+use crate::api::{
+    keeps, make_extended, make_plain, open_real, real_init, real_init_ex, real_parent_domain, register_again, roomy, save_events,
+};
 use crate::control::Answer;
 use crate::drain::{self, hear, pending, tell};
 use crate::gate;
@@ -217,7 +219,8 @@ unsafe fn bring_back(q: &ShadowQp) -> Made {
     let shown = *q.shown.lock();
     to(q, QPS_INIT, shown.to_init)?;
     if rested == QPS_ERR {
-        // The kernel knows no way there from RESET.
+        // The kernel knows no way there from RESET. What there was to be said of it has been said.
+        q.leaving.store(true, Release);
         return to(q, QPS_ERR, 0);
     }
     if q.kind() != QPT_UD || rested == QPS_INIT {
@@ -482,6 +485,7 @@ unsafe fn go_on(world: &World) -> Made {
             to(q, QPS_SQD, 0)?;
         }
     }
+    world.contexts.iter().for_each(|c| save_events(&**c));
     for cq in &world.cqs {
         let c = &**cq;
         let armed = c.armed.load(Acquire);

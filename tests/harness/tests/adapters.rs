@@ -307,6 +307,11 @@ fn refuses(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 
 /// A job of `verbs_after CHECK`, and its fabric.
 fn after(place: &Place, user: User, check: &str, options: &[&str]) -> Result<(Fabric, Job), Failure> {
+    checking(place, user, ["verbs_after", check], options)
+}
+
+/// A job of a program that has checks, and its fabric.
+fn checking(place: &Place, user: User, [program, check]: [&str; 2], options: &[&str]) -> Result<(Fabric, Job), Failure> {
     let fabric = Fabric::new(place, &format!("adapters-{check}-fabric"), user, options)?;
     let mut job = Job::new(place, &format!("adapters-{check}"), user)?;
     for (name, value) in fabric.environment() {
@@ -320,7 +325,7 @@ fn after(place: &Place, user: User, check: &str, options: &[&str]) -> Result<(Fa
     let config = job.work.join("belay.toml");
     let text = "[verbs]\nenable = \"on\"\n[gate]\nlimit = \"2s\"\n";
     std::fs::write(&config, text).map_err(|e| format!("write {}: {e}", config.display()))?;
-    let program = build(place, "verbs/verbs_after", Kind::Verbs)?.display().to_string();
+    let program = build(place, &format!("verbs/{program}"), Kind::Verbs)?.display().to_string();
     job.launch(&["--config".into(), config.display().to_string()], &[program, check.into()])?;
     Ok((fabric, job))
 }
@@ -361,11 +366,7 @@ fn ports(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
                 done(&mut job)?;
             }
             is_ready(&mut job)?;
-            job.checkpoint()?;
-            job.kill_all()?;
-            fabric.again(options)?;
-            job.clear_beat()?;
-            job.restart(&[])?;
+            restarted(&mut fabric, &mut job, options)?;
             done(&mut job)?;
         }
         job.progress(LIMIT)?;
@@ -376,10 +377,10 @@ fn ports(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 }
 
 /// The job is killed after a checkpoint, and restarted where all has other names and numbers.
-fn restarted(fabric: &mut Fabric, job: &mut Job) -> Result<(), Failure> {
+fn restarted(fabric: &mut Fabric, job: &mut Job, options: &[&str]) -> Result<(), Failure> {
     job.checkpoint()?;
     job.kill_all()?;
-    fabric.again(&[])?;
+    fabric.again(options)?;
     job.clear_beat()?;
     job.restart(&[])
 }
@@ -410,7 +411,7 @@ fn late(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn then_comes_back(fabric: &mut Fabric, job: &mut Job) -> Result<(), Failure> {
     done(job)?;
     is_ready(job)?;
-    restarted(fabric, job)?;
+    restarted(fabric, job, &[])?;
     done(job)?;
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
@@ -430,9 +431,19 @@ fn half_open(place: &Place, user: User, check: &str, restarts: u32) -> Result<()
     let (mut fabric, mut job) = after(place, user, check, &[])?;
     for _ in 0..restarts {
         is_ready(&mut job)?;
-        restarted(&mut fabric, &mut job)?;
+        restarted(&mut fabric, &mut job, &[])?;
         done(&mut job)?;
     }
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// What a restart does by itself does not show.
+fn back(place: &Place, user: User, check: &str, options: &[&str]) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, ["verbs_back", check], options)?;
+    is_ready(&mut job)?;
+    restarted(&mut fabric, &mut job, options)?;
+    done(&mut job)?;
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
 }
@@ -562,6 +573,9 @@ fn main() {
     target.by_user("recycled", |_| true, |place, user, _| half_open(place, user, "recycled", 2));
     target.by_user("early", |_| true, |place, user, _| half_open(place, user, "early", 1));
     target.by_user("joined", |_| true, |place, user, _| half_open(place, user, "joined", 1));
+    for (check, options) in [("heard", &[][..])] {
+        target.by_user(check, |_| true, move |place, user, _| back(place, user, check, options));
+    }
     target.by_user("ports", |_| true, ports);
     target.by_user("pingpongs", |_| true, pairs::pingpongs);
     target.by_user("managed_pairs", |_| true, pairs::managed);

@@ -360,6 +360,7 @@ fn rules(here: &Here) -> Result<(), Failure> {
     ["gone", "stale", "registering"]
         .iter()
         .try_for_each(|check| program(here, &fabric, &["verbs_after", check], &[]))?;
+    program(here, &fabric, &["verbs_back", "renewed"], &[])?;
     let offered = if here.preloaded { "known" } else { "all" };
     program(here, &fabric, &["verbs_offers", offered], &[])
 }

@@ -129,6 +129,13 @@ static void expect_event(struct end *e, enum ibv_event_type type) {
     ibv_ack_async_event(&event);
 }
 
+static void no_event(struct end *e) {
+    struct ibv_async_event event;
+    CHECK(ibv_get_async_event(e->port.context, &event) && errno == EAGAIN);
+    struct pollfd f = {e->port.context->async_fd, POLLIN, 0};
+    EQ(poll(&f, 1, 0), 0);
+}
+
 static enum ibv_qp_state state(struct end *e) {
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
@@ -174,5 +181,20 @@ static int post(struct end *e, struct ibv_send_wr *w) {
 static void do_post(struct end *e, enum ibv_wr_opcode op, uint64_t id, uint32_t length) {
     struct ibv_send_wr w = request(e, op, id, length);
     Z(post(e, &w));
+}
+
+// The program is ready for the harness, which has done its part when this returns.
+static void await_harness(void) {
+    Z(close((int)OK(open("ready", O_CREAT | O_WRONLY, 0666))));
+    while (access("done", F_OK)) nap_us(1000);
+    Z(unlink("ready"));
+    Z(unlink("done"));
+}
+
+static void works(void) {
+    while (running()) {
+        do_post(&a, IBV_WR_RDMA_WRITE, 7, 8);
+        expect(&a, 7, IBV_WC_SUCCESS);
+    }
 }
 #endif

@@ -194,7 +194,7 @@ unsafe fn is_own(event: &AsyncEvent) -> bool {
 }
 
 /// The provider's next event, as the program gets it. The world is locked.
-pub(crate) unsafe fn next_async(c: &ShadowContext) -> Option<AsyncEvent> {
+unsafe fn next_async(c: &ShadowContext) -> Option<AsyncEvent> {
     let mut event = AsyncEvent {
         element: EventElement { port_num: 0 },
         event_type: 0,
@@ -213,6 +213,17 @@ pub(crate) unsafe fn next_async(c: &ShadowContext) -> Option<AsyncEvent> {
     }
     take_over(&mut event);
     Some(event)
+}
+
+/// Takes the events that the provider has. What this library has brought about is none of the program's. The world is locked.
+pub(crate) unsafe fn save_events(c: &ShadowContext) {
+    let mut events = c.events.lock();
+    while let Some(event) = next_async(c) {
+        events.push_back(event);
+    }
+    if !events.is_empty() {
+        c.bell.ring();
+    }
 }
 
 #[no_mangle]

@@ -11,7 +11,7 @@ mod srq;
 
 pub(crate) use cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq, make_extended, make_plain, modify_cq};
 pub(crate) use device::{ibv_free_device_list, ibv_get_device_list, ibv_open_device, open_real};
-pub(crate) use event::{ibv_create_comp_channel, ibv_destroy_comp_channel, next_async};
+pub(crate) use event::{ibv_create_comp_channel, ibv_destroy_comp_channel, save_events};
 pub(crate) use memory::{advise_mr, alloc_parent_domain, alloc_td, dealloc_td, ibv_alloc_pd, real_parent_domain, register_again};
 pub(crate) use qp::{create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, real_init, real_init_ex, roomy};
 pub(crate) use query::{ibv_get_pkey_index, ibv_query_device, query_device_ex, query_port_sized, query_rt_values};

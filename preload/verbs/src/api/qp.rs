@@ -1,6 +1,6 @@
 //! Queue pairs.
 
-use super::event::drop_events;
+use super::event::{drop_events, save_events};
 use super::{enter, keeps, make_fitting, none};
 use crate::gate::Call;
 use crate::names::{port_of, PortName};
@@ -13,7 +13,7 @@ use crate::translate::{self, is_identity, most_numbers, number_is_free};
 use belay_ibv::*;
 use std::mem::zeroed;
 use std::ptr::{addr_of_mut, null_mut};
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// What can be made again of what an extended queue pair may be made with.
 const KNOWN_MASK: u32 = QP_INIT_ATTR_PD | QP_INIT_ATTR_CREATE_FLAGS | QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -259,7 +259,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     let resets = mask & QP_STATE != 0 && (*attr).qp_state == QPS_RESET;
     if resets {
         spare_shared(q);
-    } else if mask & QP_STATE != 0 {
+    } else if mask & QP_STATE != 0 && q.leaving.load(Acquire) {
+        // An adapter may have been late to say so.
+        take_events(q);
         q.leaving.store(false, Release);
     }
     let mut own = *attr;
@@ -282,6 +284,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     }
     drop(shown);
     if resets {
+        if q.leaving.load(Acquire) {
+            take_events(q);
+        }
         collect_both(q);
         q.forget();
         forget_both(q);
@@ -307,6 +312,12 @@ unsafe fn connect(q: &ShadowQp, own: &mut QpAttr, mask: Int) {
     translate::use_keys_of(q, PortName::addressed(&attr, ethernet));
 }
 
+/// Takes the events that are there, as long as it is known whose they are.
+unsafe fn take_events(q: &ShadowQp) {
+    let _world = WORLD.lock();
+    save_events(ShadowContext::of(q.base.base.context));
+}
+
 /// Takes what is there out of the queue of a queue pair that goes: the requests of a shared queue that are done are
 /// not lost with their completions. In error, it takes no more of them.
 unsafe fn spare_shared(q: &ShadowQp) {
@@ -315,6 +326,8 @@ unsafe fn spare_shared(q: &ShadowQp) {
     };
     // One that is in a group is not destroyed.
     if (QPS_INIT..=QPS_SQE).contains(&q.base.base.state) && q.groups.lock().is_empty() {
+        // What it has said by itself is the program's.
+        take_events(q);
         q.leaving.store(true, Release);
         let mut error = QpAttr {
             qp_state: QPS_ERR,
