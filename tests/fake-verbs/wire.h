@@ -45,6 +45,7 @@ enum fv_op {
     FV_DESTROY_QP,
     FV_ATTACH,
     FV_DETACH,
+    FV_FIND,
     // Only from the daemon's own commands.
     FV_SET,
     FV_RESTART,

@@ -257,7 +257,7 @@ pub(crate) struct Real {
 }
 
 /// No queue pair has this number: it is that of groups, which have addresses of their own.
-const NOBODY: u32 = 0xff_ffff;
+pub(crate) const NOBODY: u32 = 0xff_ffff;
 
 impl Tables {
     /// Where the queue pair is that a program calls so. None for a group, and for what nobody has told of.
@@ -325,6 +325,17 @@ pub(crate) fn address(c: &ShadowContext, attr: &AhAttr, number: u32) -> (AhAttr,
         }
     }
     (now, found)
+}
+
+/// An address of today's that leads back to the own port, where it was to lead to one that is not there.
+pub(crate) fn nowhere(c: &ShadowContext, attr: &AhAttr) -> AhAttr {
+    let mut back = *attr;
+    if let Some(port) = c.today.lock().iter().find(|p| p.number == attr.port_num) {
+        back.dlid = port.lid;
+        let own = port.gid(attr.grh.sgid_index.into());
+        back.grh.dgid = own.map_or(attr.grh.dgid, |g| g.gid);
+    }
+    back
 }
 
 /// The same of a port, whichever queue pair is meant there.

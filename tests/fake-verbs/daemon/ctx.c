@@ -90,11 +90,11 @@ static int report(struct ctx *c, const struct fv_request *q, int *fds, struct fv
     snprintf(a->text, sizeof a->text,
              "epoch %u\ncontexts %u\nmessages %llu\nbytes %llu\ndatagrams %llu\ndropped %llu\nrnr %llu\nacks_lost "
              "%llu\nno_peer %llu\n"
-             "overruns %llu\n",
+             "overruns %llu\nnot_found %llu\n",
              epoch, open, (unsigned long long)stats.messages, (unsigned long long)stats.bytes,
              (unsigned long long)stats.datagrams, (unsigned long long)stats.dropped, (unsigned long long)stats.rnr,
              (unsigned long long)stats.acks_lost, (unsigned long long)stats.no_peer,
-             (unsigned long long)stats.overruns);
+             (unsigned long long)stats.overruns, (unsigned long long)stats.not_found);
     return 0;
 }
 
@@ -126,6 +126,7 @@ static const struct {
     [FV_DESTROY_QP] = {destroy_qp, false},
     [FV_ATTACH] = {attach, false},
     [FV_DETACH] = {detach, false},
+    [FV_FIND] = {find_gid, false},
     [FV_SET] = {set, true},
     [FV_RESTART] = {restart, true},
     [FV_MOVE] = {moved_to, true},

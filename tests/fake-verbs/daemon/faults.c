@@ -23,6 +23,7 @@ static const struct {
     {"rnr", &faults.rnr},
     {"bandwidth_mb", &faults.bandwidth_mb},
     {"retry_us", &faults.retry_us},
+    {"no_ah", &faults.no_ah},
     {"max_cqe", &faults.limits.max_cqe},
     {"max_qp_wr", &faults.limits.max_qp_wr},
     {"max_qp", &faults.limits.max_qp},

@@ -146,12 +146,13 @@ struct qp {
 };
 
 struct faults {
-    uint32_t latency_us, jitter_us, ack_us, ack_drop, hold_acks, hold_messages, ud_drop, rnr, bandwidth_mb, retry_us;
+    uint32_t latency_us, jitter_us, ack_us, ack_drop, hold_acks, hold_messages, ud_drop, rnr, bandwidth_mb, retry_us,
+        no_ah;
     struct fv_limits limits;
 };
 
 struct stats {
-    uint64_t messages, bytes, datagrams, dropped, rnr, acks_lost, no_peer, overruns;
+    uint64_t messages, bytes, datagrams, dropped, rnr, acks_lost, no_peer, overruns, not_found;
 };
 
 extern struct faults faults;
@@ -170,6 +171,7 @@ struct host *host_by_gid(const union ibv_gid *gid);
 int host_move(const char *text);
 int host_readdress(const char *name);
 int host_restart(const char *name);
+int find_gid(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
 uint32_t take_qpn(struct host *h, void *qp);
 uint32_t take_srqn(struct host *h, void *srq);
 void take_keys(struct host *h, struct mr *mr);

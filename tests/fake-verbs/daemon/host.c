@@ -96,6 +96,16 @@ struct host *host_by_gid(const union ibv_gid *gid) {
     return NULL;
 }
 
+// Whether there is somebody at a GID, as the kernel asks the network before an address handle is made on Ethernet.
+int find_gid(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a) {
+    (void)c, (void)fds, (void)a;
+    const union ibv_gid *gid = &q->group.gid;
+    bool asked = faults.no_ah < 3 && !(faults.no_ah == 2 && gid->raw[0] == 0xfe);
+    if (!faults.no_ah || gid->raw[0] == 0xff || (asked && host_by_gid(gid))) return 0;
+    stats.not_found++;
+    return ETIMEDOUT;
+}
+
 // "FROM TO": who calls itself FROM from now on runs on TO, as a process does that is restarted elsewhere with its old
 // environment.
 int host_move(const char *text) {

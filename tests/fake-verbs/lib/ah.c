@@ -14,6 +14,13 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr) {
         errno = EINVAL;
         return NULL;
     }
+    struct fv_request q = {.op = FV_FIND, .group = {.gid = attr->grh.dgid}};
+    struct fv_reply a;
+    int error = attr->is_global ? fv_ask(to_ctx(pd->context), &q, NULL, 0, &a) : 0;
+    if (error) {
+        errno = error;
+        return NULL;
+    }
     struct fv_ah *ah = calloc(1, sizeof *ah);
     if (!ah) return NULL;
     ah->base = (struct ibv_ah){pd->context, pd, atomic_fetch_add(&next, 1)};

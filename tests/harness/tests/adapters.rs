@@ -448,6 +448,21 @@ fn back(place: &Place, user: User, check: &str, options: &[&str]) -> Result<(), 
     job.verdict(false, LIMIT)
 }
 
+/// Datagrams to a host that is gone are lost, and it is looked for once.
+fn nowhere(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let options = ["--roce", "no_ah=1"];
+    let (mut fabric, mut job) = checking(place, user, ["verbs_back", "nowhere"], &options)?;
+    is_ready(&mut job)?;
+    restarted(&mut fabric, &mut job, &options)?;
+    done(&mut job)?;
+    is_ready(&mut job)?;
+    let times = fabric.counter("not_found")?;
+    want(times == 1, || format!("a host that is gone was looked for {times} times"))?;
+    done(&mut job)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// What a restart could not tell all processes of is refused while the program runs, and the program goes on.
 fn many(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let (mut fabric, mut job) = after(place, user, "many", &[])?;
@@ -576,6 +591,7 @@ fn main() {
     for (check, options) in [("heard", &[][..])] {
         target.by_user(check, |_| true, move |place, user, _| back(place, user, check, options));
     }
+    target.by_user("nowhere", |_| true, nowhere);
     target.by_user("ports", |_| true, ports);
     target.by_user("pingpongs", |_| true, pairs::pingpongs);
     target.by_user("managed_pairs", |_| true, pairs::managed);

@@ -2,7 +2,7 @@
 //!
 //! They are made in the log, and posted from there. The send queue's lock is held in between.
 
-use super::send::give;
+use super::send::{give, have_handles};
 use crate::gate::Inside;
 use crate::shadow::{Building, Entry, Log, ShadowQp};
 use belay_ibv::*;
@@ -65,6 +65,10 @@ unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> Int {
     let first = q.send.next();
     let mut error = b.error;
     let log = q.send.log.held();
+    // All are posted or none: what has been given to the provider cannot be taken back.
+    if error == 0 && b.count > 1 && !have_handles(q, &log, first..first + b.count) {
+        error = libc::EINVAL;
+    }
     if error == 0 && b.count > 0 {
         q.send.publish(first + b.count);
         let (posted, refused) = give(q, &log, first, first + b.count);

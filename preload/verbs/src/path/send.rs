@@ -5,6 +5,7 @@ use crate::shadow::{Entry, Log, ShadowAh, ShadowContext, ShadowQp};
 use crate::translate::{self, is_identity};
 use belay_ibv::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::null_mut;
 
 /// Requests that are given to the provider at a time, where they are not the program's own.
@@ -241,8 +242,20 @@ impl Segments {
     }
 }
 
+/// Whether every request of these has a handle to its destination, which those for datagrams need.
+///
+/// # Safety
+/// As for [`give`].
+pub(super) unsafe fn have_handles(q: &ShadowQp, log: &Log, mut requests: Range<u64>) -> bool {
+    q.kind() != QPT_UD
+        || requests.all(|i| {
+            let e = log.entry(i);
+            !(*(e.remote as *mut ShadowAh)).resolve(e.key).0.is_null()
+        })
+}
+
 /// The request of an entry, as it is today. None when there is no room for its segments, and where the provider makes no
-/// handle for its destination.
+/// handle for its destination, nor one that leads nowhere.
 unsafe fn request(q: &ShadowQp, log: &Log, index: u64, sges: &mut Segments) -> Option<SendWr> {
     let e = log.entry(index);
     let mut w = SendWr {

@@ -3,9 +3,11 @@
 use super::{strike, ShadowContext};
 use crate::gate::Calling;
 use crate::lock::Lock;
-use crate::translate::{address, epoch, is_identity};
+use crate::translate::{address, epoch, is_identity, nowhere, NOBODY};
 use belay_ibv::*;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
 
 #[repr(C)]
 pub(crate) struct ShadowPd {
@@ -143,12 +145,52 @@ pub(crate) struct RealAhs {
     pub(crate) epoch: u32,
     /// More than one where the port has become several.
     pub(crate) all: Vec<(AhAttr, *mut Ah)>,
+    /// Addresses at which the provider finds nobody, and when it is asked again.
+    pub(crate) lost: Vec<(AhAttr, Option<Instant>)>,
     /// The last destination: the program's number of it, the real one, and its handle.
     pub(crate) last: Option<(u32, u32, *mut Ah)>,
 }
 
+/// So many times as long as the provider has looked for somebody passes before it is asked again: the kernel looks for a
+/// second, in which whoever posts stands still.
+const PAUSE: u32 = 16;
+
+impl RealAhs {
+    /// The handle that leads to an address, null where the provider makes none.
+    unsafe fn handle(&mut self, pd: *mut Pd, attr: &AhAttr) -> *mut Ah {
+        if let Some(known) = self.all.iter().find(|a| a.0 == *attr) {
+            return known.1;
+        }
+        let _calling = Calling::begin();
+        let new = (crate::real::real().ibv_create_ah)((*pd.cast::<ShadowPd>()).real, &mut { *attr });
+        if !new.is_null() {
+            self.all.push((*attr, new));
+        }
+        new
+    }
+
+    /// The same, where the provider is not asked for what it has not found. Whom nobody has told of (`lives`) is gone for
+    /// good.
+    unsafe fn handle_if_found(&mut self, pd: *mut Pd, attr: &AhAttr, lives: bool) -> *mut Ah {
+        let known = self.lost.iter().position(|l| l.0 == *attr);
+        let now = Instant::now();
+        if known.is_some_and(|at| self.lost[at].1.is_none_or(|again| now < again)) {
+            return null_mut();
+        }
+        let found = self.handle(pd, attr);
+        if let Some(at) = known {
+            self.lost.swap_remove(at);
+        }
+        if found.is_null() {
+            self.lost.push((*attr, lives.then(|| now + now.elapsed() * PAUSE)));
+        }
+        found
+    }
+}
+
 impl ShadowAh {
-    /// The handle and the number of a destination today.
+    /// The handle and the number of a destination today. A program may have the handle of a host that is gone, for which
+    /// none can be made any more where that host is looked for: what it sends there is lost, as it was before.
     ///
     /// # Safety
     /// A handle that lives.
@@ -163,21 +205,21 @@ impl ShadowAh {
         if let Some((_, now, ah)) = real.last.filter(|l| l.0 == number) {
             return (ah, now);
         }
-        let (attr, found) = match is_identity() {
-            true => (self.attr, None),
-            false => address(ShadowContext::of(self.base.context), &self.attr, number),
+        if is_identity() {
+            let ah = real.handle(self.base.pd, &self.attr);
+            real.last = Some((number, number, ah));
+            return (ah, number);
+        }
+        let c = ShadowContext::of(self.base.context);
+        let (attr, found) = address(c, &self.attr, number);
+        let lives = found.is_some_and(|f| f.number != NOBODY);
+        let ah = real.handle_if_found(self.base.pd, &attr, lives);
+        let (ah, now) = match ah.is_null() {
+            true => (real.handle(self.base.pd, &nowhere(c, &attr)), NOBODY),
+            false => (ah, found.map_or(number, |f| f.number)),
         };
-        let known = real.all.iter().find(|a| a.0 == attr).map(|a| a.1);
-        let ah = known.unwrap_or_else(|| {
-            let _calling = Calling::begin();
-            let new = (crate::real::real().ibv_create_ah)((*self.base.pd.cast::<ShadowPd>()).real, &mut { attr });
-            if !new.is_null() {
-                real.all.push((attr, new));
-            }
-            new
-        });
-        let now = found.map_or(number, |f| f.number);
-        real.last = (!ah.is_null()).then_some((number, now, ah));
+        let for_good = !ah.is_null() && (now != NOBODY || !lives);
+        real.last = for_good.then_some((number, now, ah));
         (ah, now)
     }
 }
