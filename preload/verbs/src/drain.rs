@@ -332,7 +332,7 @@ fn at_rest(q: &ShadowQp, peers: &Peers, state: &State) -> bool {
 /// Whether the request in this place has a completion of its own.
 fn signalled(q: &ShadowQp, place: u64) -> bool {
     // SAFETY: nobody posts.
-    q.sig_all || unsafe { q.send.log.peek() }.entry(place).flags & SEND_SIGNALED != 0
+    unsafe { q.is_signalled(place) }
 }
 
 /// Posts a marker behind the last request, where it has no completion of its own and the connection does not come to
@@ -353,8 +353,7 @@ unsafe fn mark_if_needed(q: &ShadowQp, peers: &Peers, state: &State) {
 /// Whether there is a place for a marker in both queues. It is none of the program's, which may post again before the
 /// marker is done.
 unsafe fn has_room(q: &ShadowQp) -> bool {
-    let same = WORLD.peek().qps.iter().filter(|other| (***other).send_cq() == q.send_cq());
-    let on_their_way: u32 = same.map(|other| (**other).send.markers()).sum();
+    let on_their_way = WORLD.peek().markers(q.send_cq());
     q.spare > 0 && q.send.markers() == 0 && on_their_way < (*q.send_cq()).spare as u32
 }
 

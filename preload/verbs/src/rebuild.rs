@@ -11,6 +11,7 @@
 
 use crate::api::{
     keeps, make_extended, make_plain, open_real, real_init, real_init_ex, real_parent_domain, register_again, roomy, save_events,
+    SPARE,
 };
 use crate::control::Answer;
 use crate::drain::{self, hear, pending, tell};
@@ -114,8 +115,9 @@ unsafe fn make_all(world: &World) -> Made {
         ch.bell.exchange((*ch.real).fd);
     }
     for cq in &world.cqs {
-        let base = &(**cq).base.base;
-        let cqe = base.cqe;
+        let cqe = (**cq).base.base.cqe;
+        // It may have needed more for a moment.
+        (**cq).spare = (**cq).spare.min(SPARE);
         (**cq).real = match (**cq).extended {
             Some(attr) => make_extended(*cq, &attr, cqe),
             None => make_plain(*cq, cqe),

@@ -360,7 +360,9 @@ fn rules(here: &Here) -> Result<(), Failure> {
     ["gone", "stale", "registering"]
         .iter()
         .try_for_each(|check| program(here, &fabric, &["verbs_after", check], &[]))?;
-    program(here, &fabric, &["verbs_back", "renewed"], &[])?;
+    ["renewed", "crowded"]
+        .iter()
+        .try_for_each(|check| program(here, &fabric, &["verbs_back", check], &[]))?;
     let offered = if here.preloaded { "known" } else { "all" };
     program(here, &fabric, &["verbs_offers", offered], &[])
 }

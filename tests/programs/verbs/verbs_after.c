@@ -166,6 +166,10 @@ static void gone(void) {
     make_both();
     for (int i = 0; i < 300; i++) {
         give(&b, 1, 64);
+        // More than there are places for in b's completion queue besides those that it was made with.
+        struct ibv_send_wr w = request(&b, IBV_WR_RDMA_WRITE, 2, 8);
+        w.send_flags = 0;
+        for (int k = 0; k < DEPTH; k++) Z(post(&b, &w));
         do_post(&a, IBV_WR_SEND, 1, 8);
         for (int64_t t0 = now_ns(); now_ns() - t0 < (i * 7919 % 200) * 1000LL;) continue;
         if (i % 2) Z(go_to(&b, IBV_QPS_RESET));

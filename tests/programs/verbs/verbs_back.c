@@ -33,6 +33,41 @@ static void renewed(void) {
     expect(&a, 2, IBV_WC_SUCCESS);
 }
 
+// Requests without completions of their own get none when their queue pair goes: the queue has no places for them, which
+// another queue pair goes on using.
+static void crowded(void) {
+    struct end gone;
+    use_srq = 1;
+    room_a = 2;
+    make_both();
+    for (int destroy = 0; destroy < 2; destroy++) {
+        gone = a;
+        make_qp(&a);
+        Z(ibv_destroy_qp(b.qp));
+        make_qp(&b);
+        struct ibv_qp *other = b.qp;
+        make_qp(&b);
+        struct address to = address_of(&b.port, other, b.psn);
+        Z(go_to(&gone, IBV_QPS_RESET));
+        rc_init(gone.qp);
+        connect_to(&gone, &to);
+        connect_both();
+        fault("hold_messages=1");
+        struct ibv_send_wr w = request(&a, IBV_WR_RDMA_WRITE, 1, 8);
+        w.send_flags = 0;
+        for (int i = 0; i < DEPTH; i++) Z(post(&gone, &w));
+        if (!destroy) Z(go_to(&gone, IBV_QPS_RESET));
+        Z(ibv_destroy_qp(gone.qp));
+        Z(ibv_destroy_qp(other));
+        fault("hold_messages=0");
+        no_event(&a);
+        for (uint64_t i = 0; i < 8; i++) {
+            do_post(&a, IBV_WR_RDMA_WRITE, i, 8);
+            expect(&a, i, IBV_WC_SUCCESS);
+        }
+    }
+}
+
 // A queue pair in error comes back so, and the program hears no second time of its last receive.
 static void heard(void) {
     use_srq = 1;
@@ -168,6 +203,7 @@ static const struct {
     void (*run)(void);
 } checks[] = {
     {"renewed", renewed},
+    {"crowded", crowded},
     {"heard", heard},
     {"nowhere", nowhere},
 };

@@ -5,7 +5,7 @@ use super::{enter, keeps, none};
 use crate::gate::Call;
 use crate::path::{collect, extend_cq};
 use crate::real::real;
-use crate::shadow::{await_acknowledged, free, strike, ShadowChannel, ShadowContext, ShadowCq, CONDITION, MUTEX, WORLD};
+use crate::shadow::{await_acknowledged, free, strike, ShadowChannel, ShadowContext, ShadowCq, ShadowQp, CONDITION, MUTEX, WORLD};
 use belay_ibv::*;
 use std::mem::zeroed;
 use std::ptr::{addr_of_mut, null_mut};
@@ -148,6 +148,27 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut Cq, attr: *mut ModifyCqAttr) 
         Some(modify) => modify((*cq.cast::<ShadowCq>()).real, attr),
         None => libc::EOPNOTSUPP,
     }
+}
+
+/// Whether a queue pair may be brought into error: its requests without completions of their own get some then, for which
+/// the program has made no places. Where those for markers are too few, the real queue gets more.
+pub(crate) unsafe fn has_room_for_silent(q: &ShadowQp) -> bool {
+    let Some(cq) = q.send_cq().as_mut() else { return true };
+    let markers = WORLD.lock().markers(cq);
+    // Nothing is retired meanwhile.
+    let mut held = cq.state.lock();
+    collect(cq, &mut held);
+    let silent = q.send.places().filter(|i| !q.is_signalled(*i)).count();
+    let wanted = (silent as u32 + markers) as Int;
+    if silent == 0 || wanted <= cq.spare {
+        return true;
+    }
+    let shown = cq.base.base.cqe;
+    let made = (real().ibv_resize_cq)(cq.real, with_spare(shown, wanted)) == 0;
+    if made {
+        cq.spare = (*cq.real).cqe - shown;
+    }
+    made
 }
 
 #[no_mangle]

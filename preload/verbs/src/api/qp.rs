@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+use super::cq::has_room_for_silent;
 use super::event::{drop_events, save_events};
 use super::{enter, keeps, make_fitting, none};
 use crate::gate::Call;
@@ -319,13 +320,15 @@ unsafe fn take_events(q: &ShadowQp) {
 }
 
 /// Takes what is there out of the queue of a queue pair that goes: the requests of a shared queue that are done are
-/// not lost with their completions. In error, it takes no more of them.
+/// not lost with their completions. In error, it takes no more of them; where the adapter refuses the room for that, those
+/// that it takes between now and its end are lost.
 unsafe fn spare_shared(q: &ShadowQp) {
     let (false, Some(cq)) = (q.srq().is_null(), q.recv_cq().as_ref()) else {
         return;
     };
     // One that is in a group is not destroyed.
-    if (QPS_INIT..=QPS_SQE).contains(&q.base.base.state) && q.groups.lock().is_empty() {
+    let goes = (QPS_INIT..=QPS_SQE).contains(&q.base.base.state) && q.groups.lock().is_empty();
+    if goes && has_room_for_silent(q) {
         // What it has said by itself is the program's.
         take_events(q);
         q.leaving.store(true, Release);

@@ -58,6 +58,15 @@ impl World {
         self.qps.retain(|o| (**o).base.base.context != context);
     }
 
+    /// Markers that complete into this queue.
+    ///
+    /// # Safety
+    /// As for [`World::leave`].
+    pub(crate) unsafe fn markers(&self, cq: *mut ShadowCq) -> u32 {
+        let into = self.qps.iter().map(|q| &**q).filter(|q| q.send_cq() == cq);
+        into.map(|q| q.send.markers()).sum()
+    }
+
     /// The locks by which threads go in without looking at the gate.
     ///
     /// # Safety

@@ -128,6 +128,14 @@ impl ShadowQp {
         self.base.base.recv_cq.cast()
     }
 
+    /// Whether the request in this place of the send queue has a completion of its own.
+    ///
+    /// # Safety
+    /// It is posted, and not retired meanwhile.
+    pub(crate) unsafe fn is_signalled(&self, place: u64) -> bool {
+        self.sig_all || self.send.log.peek().entry(place).flags & SEND_SIGNALED != 0
+    }
+
     /// Its completion queues, each once.
     pub(crate) fn cqs(&self) -> impl Iterator<Item = *mut ShadowCq> {
         let (send, receive) = (self.send_cq(), self.recv_cq());
