@@ -426,24 +426,14 @@ fn goes_on_and_comes_back(place: &Place, user: User, check: &str) -> Result<(), 
     then_comes_back(&mut fabric, &mut job)
 }
 
-/// An end that was reset, or is not ready yet, keeps the other one's connection from no restart, and comes back itself.
-fn half_open(place: &Place, user: User, check: &str, restarts: u32) -> Result<(), Failure> {
-    let (mut fabric, mut job) = after(place, user, check, &[])?;
-    for _ in 0..restarts {
+/// A program with checks, killed and restarted where it is ready for that.
+fn restarts(place: &Place, user: User, check: [&str; 2], times: u32) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, check, &[])?;
+    for _ in 0..times {
         is_ready(&mut job)?;
         restarted(&mut fabric, &mut job, &[])?;
         done(&mut job)?;
     }
-    job.progress(LIMIT)?;
-    job.verdict(false, LIMIT)
-}
-
-/// What a restart does by itself does not show.
-fn back(place: &Place, user: User, check: &str, options: &[&str]) -> Result<(), Failure> {
-    let (mut fabric, mut job) = checking(place, user, ["verbs_back", check], options)?;
-    is_ready(&mut job)?;
-    restarted(&mut fabric, &mut job, options)?;
-    done(&mut job)?;
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
 }
@@ -585,11 +575,18 @@ fn main() {
     target.by_user("late", |_| true, late);
     target.by_user("left", |_| true, |p, u, _| goes_on_and_comes_back(p, u, "left"));
     target.by_user("alone", |_| true, |p, u, _| goes_on_and_comes_back(p, u, "alone"));
-    target.by_user("recycled", |_| true, |place, user, _| half_open(place, user, "recycled", 2));
-    target.by_user("early", |_| true, |place, user, _| half_open(place, user, "early", 1));
-    target.by_user("joined", |_| true, |place, user, _| half_open(place, user, "joined", 1));
-    for (check, options) in [("heard", &[][..])] {
-        target.by_user(check, |_| true, move |place, user, _| back(place, user, check, options));
+    for (program, check, times) in [
+        ("verbs_after", "recycled", 2),
+        ("verbs_after", "early", 1),
+        ("verbs_after", "joined", 1),
+        ("verbs_back", "heard", 1),
+        ("verbs_back", "silent", 2),
+    ] {
+        target.by_user(
+            check,
+            |_| true,
+            move |place, user, _| restarts(place, user, [program, check], times),
+        );
     }
     target.by_user("nowhere", |_| true, nowhere);
     target.by_user("ports", |_| true, ports);

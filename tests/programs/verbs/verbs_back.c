@@ -82,6 +82,27 @@ static void heard(void) {
     works();
 }
 
+// The event of a queue that goes goes with it, and that of another stays.
+static void silent(void) {
+    make_both();
+    for (int other = 0; other < 2; other++) {
+        struct ibv_cq *first = V(ibv_create_cq(a.port.context, 4, NULL, a.port.channel, 0)), *event;
+        Z(ibv_req_notify_cq(first, 0));
+        if (other) Z(ibv_req_notify_cq(a.cq, 0));
+        // A restart.
+        await_harness();
+        Z(ibv_destroy_cq(first));
+        struct pollfd f = {a.port.channel->fd, POLLIN, 0};
+        EQ(poll(&f, 1, 0), other);
+        void *user;
+        EQ(ibv_get_cq_event(a.port.channel, &event, &user), other - 1);
+        if (!other) continue;
+        CHECK(event == a.cq && user == &a);
+        ibv_ack_cq_events(event, 1);
+    }
+    works();
+}
+
 enum { KEY = 0x1234 };
 
 // A queue pair for datagrams in place of a reliable one, which is ready.
@@ -205,6 +226,7 @@ static const struct {
     {"renewed", renewed},
     {"crowded", crowded},
     {"heard", heard},
+    {"silent", silent},
     {"nowhere", nowhere},
 };
 

@@ -207,8 +207,11 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> Int {
         if error != 0 {
             return error;
         }
-        if let Some(events) = held.as_mut() {
+        if let (Some(events), Some(channel)) = (held.as_mut(), channel.as_ref()) {
             events.kicked.retain(|c| *c != shadow);
+            if events.kicked.is_empty() {
+                channel.bell.silence();
+            }
         }
     }
     if let Some(channel) = channel.as_ref() {
