@@ -164,6 +164,7 @@ pub const ACCESS_ZERO_BASED: u32 = 1 << 5;
 pub const REREG_CHANGE_TRANSLATION: i32 = 1;
 pub const REREG_CHANGE_PD: i32 = 1 << 1;
 pub const REREG_CHANGE_ACCESS: i32 = 1 << 2;
+pub const REREG_ERR_CMD: i32 = -4;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]

@@ -147,7 +147,7 @@ struct qp {
 
 struct faults {
     uint32_t latency_us, jitter_us, ack_us, ack_drop, hold_acks, hold_messages, ud_drop, rnr, bandwidth_mb, retry_us,
-        no_ah;
+        no_ah, rereg_key;
     struct fv_limits limits;
 };
 
@@ -175,6 +175,7 @@ int find_gid(struct ctx *c, const struct fv_request *q, int *fds, struct fv_repl
 uint32_t take_qpn(struct host *h, void *qp);
 uint32_t take_srqn(struct host *h, void *srq);
 void take_keys(struct host *h, struct mr *mr);
+void take_other_keys(struct host *h, struct mr *mr);
 
 // ctx.c
 extern struct ctx *contexts;

@@ -174,13 +174,27 @@ uint32_t take_srqn(struct host *h, void *srq) {
 }
 
 // The two keys of a region differ, so that neither can stand for the other.
+static void put_keys(struct host *h, struct mr *mr, uint32_t lkey) {
+    mr->lkey = lkey;
+    mr->rkey = lkey ^ 0xff;
+    map_put(&h->lkeys, mr->lkey, mr);
+    map_put(&h->rkeys, mr->rkey, mr);
+}
+
 void take_keys(struct host *h, struct mr *mr) {
     uint8_t tag = (uint8_t)(0x5a ^ epoch);
     uint32_t base = block(h, 17, 63) << KEY_BLOCK;
     while (map_get(&h->lkeys, (base + h->next_key % (1 << KEY_BLOCK)) << 8 | tag)) h->next_key++;
     uint32_t index = base + h->next_key++ % (1 << KEY_BLOCK);
-    mr->lkey = index << 8 | tag;
-    mr->rkey = index << 8 | (tag ^ 0xff);
-    map_put(&h->lkeys, mr->lkey, mr);
-    map_put(&h->rkeys, mr->rkey, mr);
+    put_keys(h, mr, index << 8 | tag);
+}
+
+// In place of those that it has.
+void take_other_keys(struct host *h, struct mr *mr) {
+    uint32_t chosen = faults.rereg_key;
+    map_drop(&h->lkeys, mr->lkey);
+    map_drop(&h->rkeys, mr->rkey);
+    faults.rereg_key = 0;
+    if (chosen && !map_get(&h->lkeys, chosen)) put_keys(h, mr, chosen);
+    else take_keys(h, mr);
 }

@@ -151,9 +151,7 @@ int rereg_mr(struct ctx *c, const struct fv_request *q, int *fds, struct fv_repl
     struct mr *mr = obj_get(c, K_MR, q->handle);
     int error = mr ? fill_mr(c, q, mr) : EINVAL;
     if (error) return error;
-    map_drop(&c->host->lkeys, mr->lkey);
-    map_drop(&c->host->rkeys, mr->rkey);
-    take_keys(c->host, mr);
+    take_other_keys(c->host, mr);
     a->mr.lkey = mr->lkey;
     a->mr.rkey = mr->rkey;
     return 0;

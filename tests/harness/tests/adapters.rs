@@ -401,6 +401,7 @@ fn main() {
         ("verbs_after", "joined", 1),
         ("verbs_back", "heard", 1),
         ("verbs_back", "silent", 2),
+        ("verbs_back", "keyed", 1),
     ] {
         target.by_user(
             check,

@@ -103,6 +103,41 @@ static void silent(void) {
     works();
 }
 
+// Writes a byte from `e`, with this key, to the other end's memory.
+static void write_from(struct end *e, void *from, uint32_t lkey, void *to, uint32_t rkey) {
+    struct ibv_sge sge = {(uintptr_t)from, 1, lkey};
+    struct ibv_send_wr w = request(e, IBV_WR_RDMA_WRITE, 1, 1);
+    w.sg_list = &sge;
+    w.wr.rdma.remote_addr = (uintptr_t)to;
+    w.wr.rdma.rkey = rkey;
+    Z(post(e, &w));
+    expect(e, 1, IBV_WC_SUCCESS);
+    EQ(*(char *)to, *(char *)from);
+}
+
+// A region that is registered again gets no keys by which the program knows another one, whatever the adapter gives.
+static void keyed(void) {
+    static char more[2];
+    char fault_words[64];
+    make_both();
+    struct ibv_mr *other = V(ibv_reg_mr(a.port.pd, more, sizeof more, all_access()));
+    // A restart.
+    await_harness();
+    snprintf(fault_words, sizeof fault_words, "rereg_key=%u", a.mr->lkey);
+    fault(fault_words);
+    Z(ibv_rereg_mr(other, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, all_access()));
+    CHECK(other->lkey != a.mr->lkey && other->rkey != a.mr->rkey);
+    a.memory[0] = 3;
+    write_from(&a, a.memory, a.mr->lkey, b.memory, b.mr->rkey);
+    more[0] = 4;
+    write_from(&a, more, other->lkey, b.memory, b.mr->rkey);
+    write_from(&b, b.memory, b.mr->lkey, more + 1, other->rkey);
+    b.memory[0] = 5;
+    write_from(&b, b.memory, b.mr->lkey, a.memory, a.mr->rkey);
+    Z(ibv_dereg_mr(other));
+    works();
+}
+
 enum { KEY = 0x1234 };
 
 // A queue pair for datagrams in place of a reliable one, which is ready.
@@ -227,6 +262,7 @@ static const struct {
     {"crowded", crowded},
     {"heard", heard},
     {"silent", silent},
+    {"keyed", keyed},
     {"nowhere", nowhere},
 };
 

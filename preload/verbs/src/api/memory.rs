@@ -220,11 +220,30 @@ unsafe extern "C" fn ibv_rereg_mr(mr: *mut Mr, flags: Int, pd: *mut Pd, addr: *m
         shadow.access = access as u32;
     }
     shadow.known();
-    let now = ((*shadow.real).lkey, (*shadow.real).rkey);
-    if now != before {
-        (shadow.base.lkey, shadow.base.rkey) = now;
+    let keys = |mr: *mut Mr| ((*mr).lkey, (*mr).rkey);
+    if keys(shadow.real) == before {
+        return 0;
     }
+    if !exchange_taken(shadow) {
+        return REREG_ERR_CMD;
+    }
+    (shadow.base.lkey, shadow.base.rkey) = keys(shadow.real);
     0
+}
+
+/// Takes another real region for one whose new keys are names of old ones. False where there is none.
+unsafe fn exchange_taken(shadow: &mut ShadowMr) -> bool {
+    let (c, base) = (ShadowContext::of(shadow.base.context), &shadow.base);
+    if keys_are_free(c, (*shadow.real).lkey, (*shadow.real).rkey) {
+        return true;
+    }
+    let domain = (*base.pd.cast::<ShadowPd>()).real;
+    let other = register_new((c, domain), base.addr, base.length, shadow.iova, shadow.access);
+    if !other.is_null() {
+        (real().ibv_dereg_mr)(shadow.real);
+        shadow.real = other;
+    }
+    !other.is_null()
 }
 
 #[no_mangle]
