@@ -164,8 +164,7 @@ pub(crate) fn context_of(q: &ShadowQp) -> &ShadowContext {
 
 /// The port of a queue pair that has one.
 pub(crate) fn port_of(q: &ShadowQp) -> Option<&Port> {
-    let number = q.shown.lock().attr.port_num;
-    context_of(q).ports().iter().find(|p| p.number == number)
+    context_of(q).ports().iter().find(|p| p.number == q.port())
 }
 
 /// The names of a connected queue pair and of its peer.

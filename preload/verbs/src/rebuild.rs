@@ -175,7 +175,7 @@ unsafe fn open(c: &mut ShadowContext) -> Made {
             "the device {name} has other ports than before: restart on a host with such an adapter"
         ));
     }
-    *c.today.lock() = today;
+    c.set_today(today);
     Ok(())
 }
 
@@ -271,7 +271,7 @@ unsafe fn to(q: &ShadowQp, state: u32, mask: i32) -> Made {
 unsafe fn names(world: &World) -> Made {
     let mut told = Told::default();
     for c in &world.contexts {
-        for (then, now) in (**c).ports().iter().zip((**c).today.lock().iter()) {
+        for (then, now) in (**c).ports().iter().zip((**c).today()) {
             // Each GID of then, and what it is today.
             let same = |g: &GidEntry| Some([g.gid.raw, now.gid(now.index_like(then, g.gid_index as u8).into())?.gid.raw].concat());
             let gids: Vec<u8> = then.gids.iter().filter_map(same).take(MOST_GIDS).flatten().collect();
@@ -297,7 +297,7 @@ unsafe fn names(world: &World) -> Made {
         // One that has no port yet may get any.
         let ports = c.ports().iter().filter(|p| port.is_none_or(|own| own == p.number));
         for then in ports {
-            if let Some(now) = c.today.lock().iter().find(|p| p.number == then.number) {
+            if let Some(now) = c.today().iter().find(|p| p.number == then.number) {
                 let names = every_name(q, then, now);
                 names
                     .iter()

@@ -230,8 +230,7 @@ pub(crate) fn keys_are_free(c: &ShadowContext, lkey: u32, rkey: u32) -> bool {
 
 /// The places of a context's ports.
 fn places_of(c: &ShadowContext) -> Vec<Place> {
-    let today = c.today.lock();
-    let both = c.ports().iter().zip(today.iter());
+    let both = c.ports().iter().zip(c.today());
     both.map(|(then, now)| (then.name(0), now.name(0))).collect()
 }
 
@@ -245,7 +244,7 @@ fn suits_everywhere(c: &ShadowContext, t: &Tables, number: u32) -> bool {
 pub(crate) fn number_is_free(c: &ShadowContext, number: u32) -> bool {
     let Some(t) = tables() else { return true };
     let taken = |port| t.back.contains_key(&QpName { port, number });
-    let has_been = c.today.lock().iter().flat_map(Port::names).any(taken);
+    let has_been = c.today().iter().flat_map(Port::names).any(taken);
     !has_been && !t.reserved.contains(&number) && suits_everywhere(c, t, number)
 }
 
@@ -297,9 +296,8 @@ pub(crate) fn find_back(port: PortName, number: u32) -> Option<QpName> {
 /// An address of the program's as it is today, and the queue pair behind it.
 pub(crate) fn address(c: &ShadowContext, attr: &AhAttr, number: u32) -> (AhAttr, Option<Real>) {
     let mut now = *attr;
-    let today = c.today.lock();
     let then = c.ports().iter().find(|p| p.number == attr.port_num);
-    let (Some(then), Some(today)) = (then, today.iter().find(|p| p.number == attr.port_num)) else {
+    let (Some(then), Some(today)) = (then, c.today().iter().find(|p| p.number == attr.port_num)) else {
         return (now, None);
     };
     if attr.is_global != 0 {
@@ -330,7 +328,7 @@ pub(crate) fn address(c: &ShadowContext, attr: &AhAttr, number: u32) -> (AhAttr,
 /// An address of today's that leads back to the own port, where it was to lead to one that is not there.
 pub(crate) fn nowhere(c: &ShadowContext, attr: &AhAttr) -> AhAttr {
     let mut back = *attr;
-    if let Some(port) = c.today.lock().iter().find(|p| p.number == attr.port_num) {
+    if let Some(port) = c.today().iter().find(|p| p.number == attr.port_num) {
         back.dlid = port.lid;
         let own = port.gid(attr.grh.sgid_index.into());
         back.grh.dgid = own.map_or(attr.grh.dgid, |g| g.gid);
@@ -350,8 +348,7 @@ pub(crate) fn address_of_port(c: &ShadowContext, attr: &AhAttr) -> AhAttr {
 pub(crate) unsafe fn received(q: &ShadowQp, wc: &mut Wc, header: Option<*mut u8>) {
     let Some(then) = port_of(q) else { return };
     let c = context_of(q);
-    let today = c.today.lock();
-    let Some(now) = today.iter().find(|p| p.number == then.number) else {
+    let Some(now) = c.today().iter().find(|p| p.number == then.number) else {
         return;
     };
     let grh = if wc.wc_flags & WC_GRH != 0 { header } else { None };

@@ -1,6 +1,7 @@
 // What the library does by itself, when a queue pair goes or everything is made again, does not show. verbs_back CHECK, one
 // of the table at the end.
 #include "verbsends.h"
+#include <sys/time.h>
 
 // A queue pair with a shared queue that is reset has not failed: no event says that it takes no more receives. One that
 // has failed before it was reset has said so.
@@ -140,6 +141,81 @@ static void keyed(void) {
 
 enum { KEY = 0x1234 };
 
+// Queue pairs for datagrams on one device, each with a queue of completions, and memory whose addresses are no pointers.
+enum { ROOM = 64, ELSEWHERE = 0x10000, INTERRUPTED = 3000 };
+static struct ibv_cq *queues[2];
+static struct ibv_qp *pairs[2];
+static struct ibv_mr *elsewhere;
+static _Atomic unsigned int came[2];
+
+static void receive_on(int i) {
+    struct ibv_sge sge = {ELSEWHERE + (uint64_t)i * ROOM, ROOM, elsewhere->lkey};
+    struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+    Z(ibv_post_recv(pairs[i], &wr, &bad));
+}
+
+static void make_pair(int i) {
+    struct ibv_qp_init_attr init = {.send_cq = a.cq, .qp_type = IBV_QPT_UD};
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = KEY};
+    init.cap = (struct ibv_qp_cap){.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1};
+    queues[i] = init.recv_cq = V(ibv_create_cq(a.port.context, 2 * DEPTH, NULL, NULL, 0));
+    pairs[i] = V(ibv_create_qp(a.port.pd, &init));
+    Z(ibv_modify_qp(pairs[i], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+    attr.qp_state = IBV_QPS_RTR;
+    Z(ibv_modify_qp(pairs[i], &attr, IBV_QP_STATE));
+    attr.qp_state = IBV_QPS_RTS;
+    Z(ibv_modify_qp(pairs[i], &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+    for (int k = 0; k < DEPTH; k++) receive_on(i);
+}
+
+static void poll_pair(int i) {
+    struct ibv_wc wc;
+    if (!ibv_poll_cq(queues[i], 1, &wc)) return;
+    CHECK(!wc.status && wc.src_qp == pairs[0]->qp_num && wc.slid == a.port.attr.lid);
+    came[i]++;
+}
+
+static void on_timer(int signal) {
+    (void)signal;
+    poll_pair(1);
+}
+
+// A handler of a signal polls a queue while the thread that it has interrupted polls another one, or posts.
+static void interrupted(void) {
+    static char memory[2 * ROOM];
+    struct sigaction action = {.sa_handler = on_timer, .sa_flags = SA_RESTART};
+    struct itimerval every = {.it_interval.tv_usec = 50, .it_value.tv_usec = 50}, never = {0};
+    struct ibv_wc wc;
+    unsigned int left[2] = {DEPTH, DEPTH}, seen[2] = {0, 0}, out = 0;
+    make_both();
+    elsewhere = V(ibv_reg_mr_iova(a.port.pd, memory, sizeof memory, ELSEWHERE, all_access()));
+    make_pair(0);
+    make_pair(1);
+    struct address own = address_of(&a.port, pairs[0], 0);
+    struct ibv_ah_attr attr = ah_attr_to(&a.port, &own);
+    struct ibv_ah *ah = V(ibv_create_ah(a.port.pd, &attr));
+    // A restart.
+    await_harness();
+    OK(sigaction(SIGALRM, &action, NULL));
+    OK(setitimer(ITIMER_REAL, &every, NULL));
+    for (int i = 0; came[1] < INTERRUPTED; i = !i) {
+        poll_pair(0);
+        for (; seen[i] != came[i]; seen[i]++, left[i]++) receive_on(i);
+        for (; ibv_poll_cq(a.cq, 1, &wc); out--) CHECK(!wc.status);
+        if (!left[i] || out == DEPTH) continue;
+        left[i]--;
+        out++;
+        struct ibv_send_wr w = request(&a, IBV_WR_SEND, 1, 8), *bad;
+        w.wr.ud.ah = ah;
+        w.wr.ud.remote_qpn = pairs[i]->qp_num;
+        w.wr.ud.remote_qkey = KEY;
+        Z(ibv_post_send(pairs[0], &w, &bad));
+    }
+    OK(setitimer(ITIMER_REAL, &never, NULL));
+    for (; out; out--) EQ(next(&a).status, IBV_WC_SUCCESS);
+    works();
+}
+
 // A queue pair for datagrams in place of a reliable one, which is ready.
 static void make_datagrams(struct end *e) {
     struct ibv_qp_init_attr_ex init = {.send_cq = e->cq,
@@ -263,6 +339,7 @@ static const struct {
     {"heard", heard},
     {"silent", silent},
     {"keyed", keyed},
+    {"interrupted", interrupted},
     {"nowhere", nowhere},
 };
 

@@ -219,16 +219,17 @@ unsafe extern "C" fn ibv_rereg_mr(mr: *mut Mr, flags: Int, pd: *mut Pd, addr: *m
     if flags & REREG_CHANGE_ACCESS != 0 {
         shadow.access = access as u32;
     }
-    shadow.known();
     let keys = |mr: *mut Mr| ((*mr).lkey, (*mr).rkey);
-    if keys(shadow.real) == before {
-        return 0;
+    let kept = keys(shadow.real) == before;
+    let named = kept || exchange_taken(shadow);
+    if named && !kept {
+        (shadow.base.lkey, shadow.base.rkey) = keys(shadow.real);
     }
-    if !exchange_taken(shadow) {
-        return REREG_ERR_CMD;
+    shadow.known();
+    match named {
+        true => 0,
+        false => REREG_ERR_CMD,
     }
-    (shadow.base.lkey, shadow.base.rkey) = keys(shadow.real);
-    0
 }
 
 /// Takes another real region for one whose new keys are names of old ones. False where there is none.

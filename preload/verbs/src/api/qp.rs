@@ -280,6 +280,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     }
     let mut shown = q.shown.lock();
     note(&mut shown, &*attr, mask);
+    q.note_port(&shown);
     if mask & QP_ACCESS_FLAGS != 0 {
         shown.write_added = adds;
     }

@@ -171,7 +171,7 @@ unsafe extern "C" fn ibv_query_gid_type(context: *mut Context, port: u8, index: 
     let _call = enter!(context, (real().ibv_query_gid_type)(context, port, index, kind));
     let c = ShadowContext::of(context);
     let then = then(c, port.into());
-    let index = match (then, c.today.lock().iter().find(|p| p.number == port)) {
+    let index = match (then, c.today().iter().find(|p| p.number == port)) {
         (Some(then), Some(today)) => today.index_like(then, index as u8).into(),
         _ => index,
     };

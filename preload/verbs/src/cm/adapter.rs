@@ -176,8 +176,7 @@ impl Adapter {
 
     /// The port that has this GID today.
     fn today(&'static self, gid: &Gid) -> Option<Place> {
-        let today = self.shadow().today.lock();
-        today.iter().find_map(|now| {
+        self.shadow().today().iter().find_map(|now| {
             let entry = entry(now, gid)?;
             let shown = self.port(now.number)?;
             let index = shown.index_like(now, entry.gid_index as u8);

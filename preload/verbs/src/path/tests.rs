@@ -99,7 +99,10 @@ pub(crate) fn end(kind: u32, srq: *mut Srq) -> End {
         };
         let qp = ShadowQp::new(base, leak(real_qp), (cap, 1), &zeroed(), None).unwrap();
         let qp = Box::into_raw(qp);
-        (*qp).shown.lock().attr.port_num = 1;
+        let mut shown = (*qp).shown.lock();
+        shown.attr.port_num = 1;
+        (*qp).note_port(&shown);
+        drop(shown);
         context.qps.set(NUMBER, qp);
         End { qp, cq }
     }

@@ -22,8 +22,8 @@ pub(crate) struct ShadowContext {
     /// As they were when the program was last checkpointed before a restart: what it sees after one. Those of before a
     /// change stay where they are: somebody may be reading them.
     ports: AtomicPtr<Vec<Port>>,
-    /// As they are.
-    pub(crate) today: Lock<Vec<Port>>,
+    /// As they are, kept in the same way: a signal handler may ask while the thread that it has interrupted does.
+    today: AtomicPtr<Vec<Port>>,
     /// What ports were called before.
     pub(crate) former: Lock<Vec<PortName>>,
     /// The program's keys of its regions, and today's. Never freed; null where they are the same.
@@ -93,17 +93,26 @@ impl ShadowContext {
         unsafe { &*self.ports.load(Acquire) }
     }
 
+    /// The ports as they are.
+    pub(crate) fn today(&self) -> &[Port] {
+        // SAFETY: never freed.
+        unsafe { &*self.today.load(Acquire) }
+    }
+
+    pub(crate) fn set_today(&self, ports: Vec<Port>) {
+        self.today.store(Box::into_raw(Box::new(ports)), Release);
+    }
+
     /// Looks at the ports: a subnet manager may have given one another LID, and the host others of its addresses. A
     /// program that has not been restarted sees them as they are; after a restart it keeps its names, whatever they lead
-    /// to.
+    /// to. The world is locked.
     ///
     /// # Safety
     /// The real device is open.
     pub(crate) unsafe fn look_again(&self) {
         let now = Port::all(self.real);
-        let mut today = self.today.lock();
         // One that is gone says nothing.
-        if now.len() != today.len() || now == *today {
+        if now.len() != self.today().len() || now == self.today() {
             return;
         }
         if is_identity() {
@@ -113,7 +122,7 @@ impl ShadowContext {
             self.former.lock().extend(gone);
             self.ports.store(Box::into_raw(Box::new(now.clone())), Release);
         }
-        *today = now;
+        self.set_today(now);
     }
 
     /// Of a context that has just been opened.
@@ -136,7 +145,7 @@ impl ShadowContext {
             real,
             bell,
             qps: Table::new(),
-            today: Lock::new(ports.clone()),
+            today: AtomicPtr::new(Box::into_raw(Box::new(ports.clone()))),
             ports: AtomicPtr::new(Box::into_raw(Box::new(ports))),
             former: Lock::default(),
             lkeys: AtomicPtr::new(null_mut()),

@@ -1,12 +1,12 @@
 //! Protection domains, regions and address handles.
 
-use super::{strike, ShadowContext};
+use super::ShadowContext;
 use crate::gate::Calling;
 use crate::lock::Lock;
 use crate::translate::{address, epoch, is_identity, nowhere, NOBODY};
 use belay_ibv::*;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::Instant;
 
 #[repr(C)]
@@ -77,10 +77,68 @@ impl std::ops::Deref for Regions {
     }
 }
 
-/// Regions that have other addresses than their memory. Not the world's list: whoever holds that polls.
-static ELSEWHERE: Lock<Vec<*mut ShadowMr>> = Lock::new(Vec::new());
-/// There has been one.
-static ANY: AtomicBool = AtomicBool::new(false);
+/// Regions that have other addresses than their memory. Whoever polls looks here without a lock, which the thread might hold
+/// that a signal handler has interrupted.
+static ELSEWHERE: AtomicPtr<Elsewhere> = AtomicPtr::new(null_mut());
+/// Held while it is changed.
+static CHANGES: Lock<()> = Lock::new(());
+
+/// One of these regions, or a place for one. Never freed.
+struct Elsewhere {
+    next: *const Elsewhere,
+    /// Odd while the rest is changed: it is no region then that a request which is done can have named.
+    changes: AtomicU32,
+    /// Whose place it is; null where it is free.
+    region: AtomicPtr<ShadowMr>,
+    context: AtomicPtr<Context>,
+    key: AtomicU32,
+    /// From an address of the region's to that of its memory.
+    distance: AtomicU64,
+}
+
+impl Elsewhere {
+    const fn new(next: *const Elsewhere) -> Self {
+        Elsewhere {
+            next,
+            changes: AtomicU32::new(0),
+            region: AtomicPtr::new(null_mut()),
+            context: AtomicPtr::new(null_mut()),
+            key: AtomicU32::new(0),
+            distance: AtomicU64::new(0),
+        }
+    }
+
+    fn all() -> impl Iterator<Item = &'static Elsewhere> {
+        // SAFETY: never freed.
+        let each = |e: *const Elsewhere| unsafe { e.as_ref::<'static>() };
+        std::iter::successors(each(ELSEWHERE.load(Acquire)), move |e| each(e.next))
+    }
+
+    /// Puts a region in, or takes it out: null. Changes are locked.
+    fn set(&self, region: *mut ShadowMr) {
+        let now = self.changes.load(Relaxed);
+        self.changes.store(now.wrapping_add(1), Relaxed);
+        fence(Release);
+        self.region.store(region, Relaxed);
+        // SAFETY: one that lives.
+        if let Some(m) = unsafe { region.as_ref() } {
+            self.context.store(m.base.context, Relaxed);
+            self.key.store(m.base.lkey, Relaxed);
+            self.distance.store((m.base.addr as u64).wrapping_sub(m.first()), Relaxed);
+        }
+        self.changes.store(now.wrapping_add(2), Release);
+    }
+
+    /// The distance, if it is this region.
+    fn find(&self, context: *mut Context, key: u32) -> Option<u64> {
+        let before = self.changes.load(Acquire);
+        let taken = !self.region.load(Relaxed).is_null();
+        let is_it = taken && self.context.load(Relaxed) == context && self.key.load(Relaxed) == key;
+        let distance = self.distance.load(Relaxed);
+        fence(Acquire);
+        (is_it && before % 2 == 0 && self.changes.load(Relaxed) == before).then_some(distance)
+    }
+}
 
 impl ShadowMr {
     /// The address of its first byte in requests.
@@ -92,17 +150,30 @@ impl ShadowMr {
         }
     }
 
-    /// From now on a program's requests may name it, by these addresses.
+    /// From now on a program's requests may name it, by these addresses and this key.
     pub(crate) fn known(&mut self) {
         self.unknown();
-        if self.first() != self.base.addr as u64 {
-            ELSEWHERE.lock().push(self);
-            ANY.store(true, Relaxed);
+        if self.first() == self.base.addr as u64 {
+            return;
+        }
+        let _changes = CHANGES.lock();
+        let free = Elsewhere::all().find(|e| e.region.load(Relaxed).is_null());
+        match free {
+            Some(place) => place.set(self),
+            None => {
+                let place: &Elsewhere = Box::leak(Box::new(Elsewhere::new(ELSEWHERE.load(Relaxed))));
+                place.set(self);
+                ELSEWHERE.store(std::ptr::from_ref(place).cast_mut(), Release);
+            }
         }
     }
 
     pub(crate) fn unknown(&mut self) {
-        strike(&mut ELSEWHERE.lock(), self);
+        let _changes = CHANGES.lock();
+        let own = Elsewhere::all().find(|e| std::ptr::eq(e.region.load(Relaxed), self));
+        if let Some(place) = own {
+            place.set(null_mut());
+        }
     }
 }
 
@@ -111,24 +182,14 @@ impl ShadowMr {
 /// # Safety
 /// No other thread is there.
 pub(crate) unsafe fn after_fork() {
-    ELSEWHERE.reset(Vec::new());
+    CHANGES.reset(());
+    ELSEWHERE.store(null_mut(), Release);
 }
 
 /// Where the memory of a segment is. Two devices may give the same key.
-///
-/// # Safety
-/// The regions that requests use live.
-pub(crate) unsafe fn memory_of(context: *mut Context, segment: &Sge) -> *mut u8 {
-    let found = |all: &[*mut ShadowMr]| {
-        all.iter()
-            .map(|m| &**m)
-            .find(|m| m.base.context == context && m.base.lkey == segment.lkey)
-            .map(|m| (m.base.addr, m.first()))
-    };
-    match ANY.load(Relaxed).then(|| found(&ELSEWHERE.lock())).flatten() {
-        Some((addr, first)) => addr.cast::<u8>().wrapping_add(segment.addr.wrapping_sub(first) as usize),
-        None => segment.addr as *mut u8,
-    }
+pub(crate) fn memory_of(context: *mut Context, segment: &Sge) -> *mut u8 {
+    let distance = Elsewhere::all().find_map(|e| e.find(context, segment.lkey));
+    segment.addr.wrapping_add(distance.unwrap_or(0)) as *mut u8
 }
 
 /// An address handle. The provider's are made when they are needed after a restart.

@@ -4,7 +4,7 @@ use super::{Log, Queue, ShadowCq, ShadowSrq};
 use crate::lock::Lock;
 use crate::translate::Keys;
 use belay_ibv::*;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// In the upper half of the number of a request to receive, as the provider has it: the lower half is its place. An error
 /// does not say which of the two queues it is of, and a program may give both the same numbers.
@@ -54,6 +54,8 @@ pub(crate) struct ShadowQp {
     /// Of one made with `ibv_create_qp_ex`: what it was made with.
     pub(crate) extended: Option<QpInitAttrEx>,
     pub(crate) shown: Lock<Shown>,
+    /// The port of `shown`, for whoever polls.
+    port: AtomicU8,
     /// Behind the lock of the send queue.
     pub(crate) building: Building,
     /// Requests that take a receive at the peer and are acknowledged.
@@ -99,6 +101,7 @@ impl ShadowQp {
             sig_all: init.sq_sig_all != 0,
             extended,
             shown: Lock::default(),
+            port: AtomicU8::new(0),
             building: Building::default(),
             acknowledged: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -110,6 +113,16 @@ impl ShadowQp {
             peer_keys: AtomicPtr::new(std::ptr::null_mut()),
             groups: Lock::default(),
         }))
+    }
+
+    /// The number of its port; 0 where it has none yet.
+    pub(crate) fn port(&self) -> u8 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    /// After a change of what is shown.
+    pub(crate) fn note_port(&self, shown: &Shown) {
+        self.port.store(shown.attr.port_num, Ordering::Relaxed);
     }
 
     pub(crate) fn kind(&self) -> u32 {
