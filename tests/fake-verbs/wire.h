@@ -34,6 +34,7 @@ enum fv_op {
     FV_DESTROY_CHANNEL,
     FV_CREATE_CQ,
     FV_RESIZE_CQ,
+    FV_MODERATE_CQ,
     FV_DESTROY_CQ,
     FV_CREATE_SRQ,
     FV_MODIFY_SRQ,
@@ -97,6 +98,9 @@ struct fv_request {
             uint32_t channel, cqe, slots;
             uint64_t owner;
         } cq;
+        struct {
+            uint32_t count, period;
+        } moderation;
         struct {
             uint32_t pd, slots, stride, mask;
             struct ibv_srq_attr attr;

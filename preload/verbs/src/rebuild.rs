@@ -10,8 +10,8 @@
 //! ```
 
 use crate::api::{
-    keeps, make_extended, make_plain, open_real, real_init, real_init_ex, real_parent_domain, register_again, roomy, save_events,
-    SPARE,
+    keeps, make_extended, make_plain, moderate_again, open_real, real_init, real_init_ex, real_parent_domain, register_again,
+    roomy, save_events, SPARE,
 };
 use crate::control::Answer;
 use crate::drain::{self, hear, pending, tell};
@@ -123,6 +123,7 @@ unsafe fn make_all(world: &World) -> Made {
             None => make_plain(*cq, cqe),
         };
         exists("a completion queue", (**cq).real)?;
+        moderate_again(&**cq);
     }
     for srq in &world.srqs {
         let s = &mut **srq;

@@ -86,15 +86,24 @@ static int readdressed(struct ctx *c, const struct fv_request *q, int *fds, stru
 static int report(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a) {
     (void)c, (void)q, (void)fds;
     unsigned int open = 0;
-    for (struct ctx *o = contexts; o; o = o->next) open += o->opened && !o->dead;
+    unsigned int cq_count = 0, cq_period = 0;
+    for (struct ctx *o = contexts; o; o = o->next) {
+        if (!o->opened || o->dead) continue;
+        open++;
+        for (const struct obj *i = o->list; i; i = i->next)
+            if (i->kind == K_CQ) {
+                cq_count += ((const struct cq *)i)->count;
+                cq_period += ((const struct cq *)i)->period;
+            }
+    }
     snprintf(a->text, sizeof a->text,
              "epoch %u\ncontexts %u\nmessages %llu\nbytes %llu\ndatagrams %llu\ndropped %llu\nrnr %llu\nacks_lost "
              "%llu\nno_peer %llu\n"
-             "overruns %llu\nnot_found %llu\n",
+             "overruns %llu\nnot_found %llu\ncq_count %u\ncq_period %u\n",
              epoch, open, (unsigned long long)stats.messages, (unsigned long long)stats.bytes,
              (unsigned long long)stats.datagrams, (unsigned long long)stats.dropped, (unsigned long long)stats.rnr,
              (unsigned long long)stats.acks_lost, (unsigned long long)stats.no_peer,
-             (unsigned long long)stats.overruns, (unsigned long long)stats.not_found);
+             (unsigned long long)stats.overruns, (unsigned long long)stats.not_found, cq_count, cq_period);
     return 0;
 }
 
@@ -115,6 +124,7 @@ static const struct {
     [FV_DESTROY_CHANNEL] = {destroy_channel, false},
     [FV_CREATE_CQ] = {create_cq, false},
     [FV_RESIZE_CQ] = {resize_cq, false},
+    [FV_MODERATE_CQ] = {moderate_cq, false},
     [FV_DESTROY_CQ] = {destroy_cq, false},
     [FV_CREATE_SRQ] = {create_srq, false},
     [FV_MODIFY_SRQ] = {modify_srq, false},

@@ -89,7 +89,7 @@ struct cq {
     struct channel *channel;
     struct fv_cq_ring *ring;
     size_t bytes;
-    uint32_t cqe, mask;
+    uint32_t cqe, mask, count, period; // The last two say when an event is to come, and are only kept.
     bool overrun;
 };
 
@@ -199,6 +199,7 @@ int create_channel(struct ctx *c, const struct fv_request *q, int *fds, struct f
 int destroy_channel(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
 int create_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
 int resize_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
+int moderate_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
 int destroy_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
 int create_srq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);
 int modify_srq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a);

@@ -228,6 +228,15 @@ int resize_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_rep
     return 0;
 }
 
+int moderate_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a) {
+    (void)fds, (void)a;
+    struct cq *cq = obj_get(c, K_CQ, q->handle);
+    if (!cq) return EINVAL;
+    cq->count = q->moderation.count;
+    cq->period = q->moderation.period;
+    return 0;
+}
+
 int destroy_cq(struct ctx *c, const struct fv_request *q, int *fds, struct fv_reply *a) {
     (void)fds, (void)a;
     return destroy(c, K_CQ, q->handle);

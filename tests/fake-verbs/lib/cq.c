@@ -76,8 +76,12 @@ struct ibv_cq_ex *fv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 }
 
 int fv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *a) {
-    (void)cq;
-    return a->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE ? EINVAL : 0;
+    struct fv_request q = {.op = FV_MODERATE_CQ,
+                           .handle = cq->handle,
+                           .moderation = {a->moderate.cq_count, a->moderate.cq_period}};
+    struct fv_reply r;
+    if (a->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE) return EINVAL;
+    return a->attr_mask ? fv_ask(to_ctx(cq->context), &q, NULL, 0, &r) : 0;
 }
 
 // While the lock is held nothing is taken out, so that the daemon can carry the entries over.

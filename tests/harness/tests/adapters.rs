@@ -410,6 +410,7 @@ fn main() {
             move |place, user, _| checks::restarts(place, user, [program, check], times),
         );
     }
+    target.by_user("moderated", |_| true, checks::moderated);
     target.by_user("nowhere", |_| true, checks::nowhere);
     target.by_user("ports", |_| true, checks::ports);
     target.by_user("pingpongs", |_| true, pairs::pingpongs);

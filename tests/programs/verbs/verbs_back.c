@@ -104,6 +104,24 @@ static void silent(void) {
     works();
 }
 
+// Queues give their events as seldom as the program has asked for.
+static void moderated(void) {
+    struct ibv_modify_cq_attr attr = {IBV_CQ_ATTR_MODERATE, {7, 50}};
+    make_both();
+    Z(ibv_modify_cq(a.cq, &attr));
+    attr.moderate.cq_count = 3;
+    Z(ibv_modify_cq(a.cq, &attr));
+    Z(ibv_modify_cq(a.cq, &(struct ibv_modify_cq_attr){0}));
+    attr.moderate = (struct ibv_moderate_cq){10, 1000};
+    Z(ibv_modify_cq(b.cq, &attr));
+    for (int restarts = 0; restarts < 3; restarts++) {
+        await_harness();
+        do_post(&a, IBV_WR_RDMA_WRITE, 1, 8);
+        expect(&a, 1, IBV_WC_SUCCESS);
+    }
+    works();
+}
+
 // Writes a byte from `e`, with this key, to the other end's memory.
 static void write_from(struct end *e, void *from, uint32_t lkey, void *to, uint32_t rkey) {
     struct ibv_sge sge = {(uintptr_t)from, 1, lkey};
@@ -340,6 +358,7 @@ static const struct {
     {"silent", silent},
     {"keyed", keyed},
     {"interrupted", interrupted},
+    {"moderated", moderated},
     {"nowhere", nowhere},
 };
 

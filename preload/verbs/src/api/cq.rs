@@ -29,6 +29,7 @@ unsafe fn prepare(context: *mut Context, user: *mut Opaque, channel: *mut CompCh
         armed: Default::default(),
         has_saved: Default::default(),
         extended: None,
+        moderation: ModifyCqAttr::default(),
         events: 0,
         async_events: 0,
     }))
@@ -144,9 +145,29 @@ pub(crate) unsafe extern "C" fn create_cq_ex(context: *mut Context, attr: *mut C
 
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut Cq, attr: *mut ModifyCqAttr) -> Int {
     let _call = Call::enter();
-    match ShadowContext::of((*cq).context).extended().and_then(|x| x.as_ref().modify_cq) {
-        Some(modify) => modify((*cq.cast::<ShadowCq>()).real, attr),
+    let shadow = cq.cast::<ShadowCq>();
+    let error = moderate(&*shadow, &mut *attr);
+    if error == 0 && (*attr).attr_mask != 0 {
+        (*shadow).moderation = *attr;
+    }
+    error
+}
+
+/// Tells the provider when a queue is to give its events.
+unsafe fn moderate(shadow: &ShadowCq, attr: &mut ModifyCqAttr) -> Int {
+    match ShadowContext::of(shadow.base.base.context)
+        .extended()
+        .and_then(|x| x.as_ref().modify_cq)
+    {
+        Some(modify) => modify(shadow.real, attr),
         None => libc::EOPNOTSUPP,
+    }
+}
+
+/// The same after a restart. An adapter that does not know of it gives more events than were asked for, which is as good.
+pub(crate) unsafe fn moderate_again(shadow: &ShadowCq) {
+    if shadow.moderation.attr_mask != 0 {
+        moderate(shadow, &mut { shadow.moderation });
     }
 }
 

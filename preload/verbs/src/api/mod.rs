@@ -9,7 +9,7 @@ mod qp;
 mod query;
 mod srq;
 
-pub(crate) use cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq, make_extended, make_plain, modify_cq, SPARE};
+pub(crate) use cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq, make_extended, make_plain, moderate_again, modify_cq, SPARE};
 pub(crate) use device::{ibv_free_device_list, ibv_get_device_list, ibv_open_device, open_real};
 pub(crate) use event::{ibv_create_comp_channel, ibv_destroy_comp_channel, save_events};
 pub(crate) use memory::{advise_mr, alloc_parent_domain, alloc_td, dealloc_td, ibv_alloc_pd, real_parent_domain, register_again};

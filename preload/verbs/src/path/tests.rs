@@ -80,6 +80,7 @@ pub(crate) fn end(kind: u32, srq: *mut Srq) -> End {
             armed: Default::default(),
             has_saved: Default::default(),
             extended: None,
+            moderation: ModifyCqAttr::default(),
             events: 0,
             async_events: 0,
         });

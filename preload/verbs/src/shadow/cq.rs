@@ -58,6 +58,8 @@ pub(crate) struct ShadowCq {
     pub(crate) has_saved: AtomicBool,
     /// Of an extended one: what it was made with.
     pub(crate) extended: Option<CqInitAttrEx>,
+    /// When the program wants its events: what it has last told the provider; no mask where it has not.
+    pub(crate) moderation: ModifyCqAttr,
     /// Events handed out. Behind the base's mutex.
     pub(crate) events: u32,
     pub(crate) async_events: u32,

@@ -143,6 +143,22 @@ pub(super) fn restarts(place: &Place, user: User, check: [&str; 2], times: u32) 
     job.verdict(false, LIMIT)
 }
 
+/// Adapters know when their queues are to give an event, as before.
+pub(super) fn moderated(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, ["verbs_back", "moderated"], &[])?;
+    for restarts in 0..3 {
+        is_ready(&mut job)?;
+        let told = [fabric.counter("cq_count")?, fabric.counter("cq_period")?];
+        want(told == [3 + 10, 50 + 1000], || format!("after {restarts} restarts: {told:?}"))?;
+        if restarts < 2 {
+            restarted(&mut fabric, &mut job, &[])?;
+        }
+        done(&mut job)?;
+    }
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// Datagrams to a host that is gone are lost, and it is looked for once.
 pub(super) fn nowhere(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let options = ["--roce", "no_ah=1"];
