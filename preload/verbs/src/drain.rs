@@ -312,8 +312,8 @@ pub(crate) fn pending(q: &ShadowQp) -> impl Iterator<Item = Request> + Clone + '
 
 fn at_rest(q: &ShadowQp, peers: &Peers, state: &State) -> bool {
     if q.kind() != QPT_RC {
-        // What is sent leaves by itself.
-        return !q.send.places().any(|i| signalled(q, i));
+        // What is sent leaves by itself. After an error it has completed, whichever it was.
+        return q.broken.load(Acquire) || !q.send.places().any(|i| signalled(q, i));
     }
     let Some((own, fact)) = connected(q) else { return true };
     let Some(peer) = peer_of(own, &fact, peers) else {

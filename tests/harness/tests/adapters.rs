@@ -411,6 +411,7 @@ fn main() {
         );
     }
     target.by_user("moderated", |_| true, checks::moderated);
+    target.by_user("failed", |_| true, checks::failed);
     target.by_user("nowhere", |_| true, checks::nowhere);
     target.by_user("ports", |_| true, checks::ports);
     target.by_user("pingpongs", |_| true, pairs::pingpongs);

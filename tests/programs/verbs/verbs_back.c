@@ -274,6 +274,46 @@ static int post_to(const struct target *to, uint64_t id) {
     return post(&a, &w);
 }
 
+// A queue pair for datagrams that goes on after a request has failed has all its places, whatever numbers the requests had,
+// and comes to rest before a checkpoint, also while it has not gone on.
+static void failed(void) {
+    struct ibv_qp_attr again_attr = {.qp_state = IBV_QPS_RTS};
+    make_end(&a, "rules0", 64);
+    make_end(&b, "rules1", 64);
+    make_datagrams(&a);
+    make_datagrams(&b);
+    struct target to = target_at(&b, 0);
+    for (int restart = 0; restart < 2; restart++) {
+        for (int i = 0; i < 4; i++) {
+            // The third is larger than a datagram.
+            struct ibv_send_wr w = request(&a, IBV_WR_SEND, 0, i == 2 ? 8192 : 8);
+            if (i < 2) w.send_flags = 0;
+            w.wr.ud.ah = to.ah;
+            w.wr.ud.remote_qpn = to.number;
+            w.wr.ud.remote_qkey = KEY;
+            Z(post(&a, &w));
+        }
+        // A checkpoint.
+        await_harness();
+        expect(&a, 0, IBV_WC_LOC_LEN_ERR);
+        expect(&a, 0, IBV_WC_WR_FLUSH_ERR);
+        Z(ibv_modify_qp(a.qp, &again_attr, IBV_QP_STATE));
+        for (int k = 0; k < 3; k++) {
+            for (int i = 0; i < DEPTH; i++) Z(post_to(&to, 0));
+            for (int i = 0; i < DEPTH; i++) expect(&a, 0, IBV_WC_SUCCESS);
+        }
+    }
+    // A restart.
+    await_harness();
+    Z(post_to(&to, 0));
+    expect(&a, 0, IBV_WC_SUCCESS);
+    Z(ibv_destroy_ah(to.ah));
+    drop_end(&a);
+    drop_end(&b);
+    make_both();
+    works();
+}
+
 // One after the other, all or none.
 static int post_all(const struct target *to, int count) {
     struct ibv_qp_ex *q = V(ibv_qp_to_qp_ex(a.qp));
@@ -360,6 +400,7 @@ static const struct {
     {"interrupted", interrupted},
     {"moderated", moderated},
     {"nowhere", nowhere},
+    {"failed", failed},
 };
 
 int main(int argc, char **argv) {

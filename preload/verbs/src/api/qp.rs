@@ -273,6 +273,11 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     if mask & QP_AV != 0 && !is_identity() {
         connect(q, &mut own, mask);
     }
+    let sends = (QPS_RTS..=QPS_SQE).contains(&(*qp).state);
+    let mends = sends && mask & QP_STATE != 0 && own.qp_state == QPS_RTS && q.kind() != QPT_RC;
+    if mends {
+        collect_both(q);
+    }
     let error = (real().ibv_modify_qp)(q.real, &mut own, mask);
     (*qp).state = (*q.real).state;
     if error != 0 {
@@ -285,6 +290,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
         shown.write_added = adds;
     }
     drop(shown);
+    if mends {
+        q.mend();
+    }
     if resets {
         if q.leaving.load(Acquire) {
             take_events(q);

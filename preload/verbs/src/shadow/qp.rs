@@ -159,6 +159,13 @@ impl ShadowQp {
         self.base.base.srq.cast()
     }
 
+    /// It sends again after an error: all that was posted before has completed, whichever its numbers say.
+    pub(crate) fn mend(&self) {
+        if self.broken.swap(false, Ordering::AcqRel) {
+            self.send.clear();
+        }
+    }
+
     /// It was reset: nothing is posted, and no message counted.
     pub(crate) fn forget(&self) {
         self.send.clear();

@@ -159,6 +159,21 @@ pub(super) fn moderated(place: &Place, user: User, _: &mut Rng) -> Result<(), Fa
     job.verdict(false, LIMIT)
 }
 
+/// Requests that have failed keep no checkpoint out.
+pub(super) fn failed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, ["verbs_back", "failed"], &["--roce"])?;
+    for _ in 0..2 {
+        is_ready(&mut job)?;
+        job.checkpoint()?;
+        done(&mut job)?;
+    }
+    is_ready(&mut job)?;
+    restarted(&mut fabric, &mut job, &["--roce"])?;
+    done(&mut job)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// Datagrams to a host that is gone are lost, and it is looked for once.
 pub(super) fn nowhere(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let options = ["--roce", "no_ah=1"];
