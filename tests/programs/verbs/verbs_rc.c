@@ -34,6 +34,7 @@ struct peer {
 static struct port port;
 static struct ibv_cq *cq;
 static struct ibv_srq *srq;
+static struct ibv_qp *failed;
 static struct ibv_mr *out_mr, *in_mr, *area_mr, *readable_mr, *counters_mr, *results_mr, *gone_mr;
 static char *outs, *ins, *area, *readable;
 static uint64_t *counters, *results; // counters[0] is everybody's, then one of each rank.
@@ -154,6 +155,18 @@ static void leave_something(void) {
     gone_mr = pinned(gone + 8, 5 * 4096 - 16);
     OK(munmap(gone + 4096, 4096));
     OK(munmap(gone + 3 * 4096, 2 * 4096));
+}
+
+// A queue pair of which nothing is wanted any more, as of a connection that has ended.
+static void fail_one(void) {
+    struct ibv_qp_init_attr init = {.send_cq = cq,
+                                    .recv_cq = cq,
+                                    .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1},
+                                    .qp_type = IBV_QPT_RC};
+    struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+    failed = V(ibv_create_qp(port.pd, &init));
+    rc_init(failed);
+    Z(ibv_modify_qp(failed, &error, IBV_QP_STATE));
 }
 
 static void make_queues(int events, int shared) {
@@ -456,6 +469,11 @@ static void give_back(void) {
     barrier();
     for (int r = 0; r < size; r++)
         if (r != rank) Z(ibv_destroy_qp(peers[r].qp));
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    Z(ibv_query_qp(failed, &attr, IBV_QP_STATE, &init));
+    EQ(attr.qp_state, IBV_QPS_ERR);
+    Z(ibv_destroy_qp(failed));
     if (srq) Z(ibv_destroy_srq(srq));
     for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) Z(ibv_dereg_mr(regions[i]));
     Z(ibv_destroy_cq(cq));
@@ -468,6 +486,7 @@ int main(int argc, char **argv) {
     int renews = given(argc, argv, "renew");
     make_queues(given(argc, argv, "event"), given(argc, argv, "srq"));
     leave_something();
+    fail_one();
     make_memory();
     connect_all();
     while (world_running()) {
