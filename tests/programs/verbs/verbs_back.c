@@ -83,6 +83,19 @@ static void heard(void) {
     works();
 }
 
+// A queue pair in error beside others, over any adapter: nobody says when a checkpoint or a restart is.
+static void beside(void) {
+    make_both();
+    struct end gone = a;
+    make_qp(&gone);
+    Z(go_to(&gone, IBV_QPS_ERR));
+    works();
+    EQ(state(&gone), IBV_QPS_ERR);
+    Z(ibv_destroy_qp(gone.qp));
+    drop_end(&a);
+    drop_end(&b);
+}
+
 // The event of a queue that goes goes with it, and that of another stays.
 static void silent(void) {
     make_both();
@@ -395,6 +408,7 @@ static const struct {
     {"renewed", renewed},
     {"crowded", crowded},
     {"heard", heard},
+    {"beside", beside},
     {"silent", silent},
     {"keyed", keyed},
     {"interrupted", interrupted},

@@ -136,7 +136,7 @@ impl Elsewhere {
         let is_it = taken && self.context.load(Relaxed) == context && self.key.load(Relaxed) == key;
         let distance = self.distance.load(Relaxed);
         fence(Acquire);
-        (is_it && before % 2 == 0 && self.changes.load(Relaxed) == before).then_some(distance)
+        (is_it && before & 1 == 0 && self.changes.load(Relaxed) == before).then_some(distance)
     }
 }
 
