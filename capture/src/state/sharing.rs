@@ -60,12 +60,9 @@ pub(crate) fn find(processes: &mut [Process], drafts: &[Draft]) -> Result<(), Ca
 /// Refuses who shares descriptors or directories with others, none of which a restart can have it made by.
 fn check_makers(processes: &[Process], drafts: &[Draft]) -> Result<(), CaptureError> {
     let (pid, ppid) = (|i: usize| processes[i].pid, |i: usize| processes[i].ppid);
-    let refuse = |i: usize, others: &[usize], what: &str| {
+    let refuse = |i: usize, others: &[usize], what: &str, who: &str| {
         let other = others.iter().copied().find(|other| *other != i).unwrap_or(i);
-        let reason = format!(
-            "shares its {what} with process {}, which has not made it, or has not as its parent or a sibling",
-            pid(other)
-        );
+        let reason = format!("shares its {what} with process {}, which is {who}", pid(other));
         Err(CaptureError::refuse(pid(i), drafts[i].stat.comm.to_string_lossy(), reason))
     };
     for group in groups(processes, Object::Files)? {
@@ -77,7 +74,8 @@ fn check_makers(processes: &[Process], drafts: &[Draft]) -> Result<(), CaptureEr
                 None => by_parent || is_as(&processes[i], &drafts[i], &processes[first], &drafts[first]),
             };
             if !fits {
-                return refuse(i, &group, "descriptors (CLONE_FILES)");
+                let who = "neither its parent nor a sibling made in its place (CLONE_PARENT)";
+                return refuse(i, &group, "descriptors (CLONE_FILES)", who);
             }
         }
     }
@@ -85,7 +83,7 @@ fn check_makers(processes: &[Process], drafts: &[Draft]) -> Result<(), CaptureEr
         let Some(first) = first_of(&group, processes) else { continue };
         for i in group.iter().copied().filter(|i| *i != first) {
             if !group.iter().any(|g| pid(*g) == ppid(i)) {
-                return refuse(i, &group, "working directory (CLONE_FS)");
+                return refuse(i, &group, "working directory (CLONE_FS)", "not its parent");
             }
         }
     }
