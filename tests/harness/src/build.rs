@@ -126,6 +126,7 @@ pub fn build(place: &Place, source: &str, kind: Kind) -> Result<PathBuf, Failure
         "mpi/mpicheck.h",
         "verbs/verbscheck.h",
         "verbs/verbsends.h",
+        "verbs/verbsfar.h",
         "../fake-cuda/cuda.h",
     ]
     .map(|h| dir.join(h));
