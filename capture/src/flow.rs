@@ -17,7 +17,7 @@ use crate::memory::mappings::{self, Reached};
 use crate::memory::mlock::Locks;
 use crate::memory::snapshot;
 use crate::memory::tracking::devices_write;
-use crate::rest::Held;
+use crate::rest::{GoneOn, Held};
 use crate::state::calls;
 use crate::state::draft::Draft;
 use crate::state::frames;
@@ -128,7 +128,7 @@ pub(crate) fn take(
     let (processes, threads) = (job.processes.len(), job.tasks());
     let gated = shut.is_some_and(|s| s.parties.any);
     let states = threads::states(job);
-    let (held, end) = go_on(held, copies.stay, &mut clock);
+    let (held, end, note) = go_on(held, copies.stay, &mut clock);
 
     captured.join(states);
     let job = host.image(order.root_pid, captured.processes);
@@ -139,7 +139,7 @@ pub(crate) fn take(
         root_had_ended,
         processes: u32::try_from(processes).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
-        notes: descriptors.notes.clone(),
+        notes: descriptors.notes.iter().cloned().chain(note).collect(),
         declared,
         descriptors,
         code: tracking.code.clone(),
@@ -469,24 +469,24 @@ fn copy(
     ))
 }
 
-/// Lets the processes go on, and then opens the gates, unless they `stay`; when that was done.
-fn go_on(mut held: Held, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, Instant) {
+/// Lets the processes go on, and then opens the gates, unless they `stay`; when that was done, and what the user is to know.
+fn go_on(mut held: Held, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, Instant, Option<String>) {
     if stay {
         let end = Instant::now();
         clock.leave_at(end);
-        return (Some(held), end);
+        return (Some(held), end, None);
     }
-    let (resumed, opening) = held.let_go();
+    let GoneOn { resumed, opening, note } = held.let_go();
     let Some(since) = opening else {
         clock.leave_at(resumed);
-        return (None, resumed);
+        return (None, resumed, note);
     };
     clock.leave_at(since);
     clock.enter(Phase::Reopen);
     clock.began_at(since);
     let end = Instant::now();
     clock.leave_at(end);
-    (None, end)
+    (None, end, note)
 }
 
 /// What the image says of the place of the checkpoint.

@@ -21,6 +21,19 @@ const OBJECT: &str = "GPU driver";
 /// What becomes of a process that is killed meanwhile.
 const ENDED: &str = "the process has ended while its state was taken off the GPU";
 
+/// What becomes of a program whose state is not put back, and what to do.
+const NOT_BACK: &str = "the program waits in its next call of the GPU, and no further checkpoint can be taken; restart the job from this generation (belay restart)";
+
+/// How processes have gone on.
+pub(crate) struct GoneOn {
+    /// When the last one did.
+    pub(crate) resumed: Instant,
+    /// Since when gates were being opened, where there are any.
+    pub(crate) opening: Option<Instant>,
+    /// What the user is to know.
+    pub(crate) note: Option<String>,
+}
+
 /// The processes of a job, stopped since their capture. Dropped, it lets them go on as if they had never been stopped,
 /// and opens the gates.
 #[derive(Debug)]
@@ -82,30 +95,41 @@ impl Held {
         }
     }
 
-    /// Lets them go on; how long the gates took to open, where there are any.
-    pub fn go_on(mut self) -> Option<Duration> {
-        self.let_go().1.map(|since| since.elapsed())
+    /// Lets them go on; how long the gates took to open, where there are any, and what the user is to know.
+    pub fn go_on(mut self) -> (Option<Duration>, Option<String>) {
+        let gone_on = self.let_go();
+        (gone_on.opening.map(|since| since.elapsed()), gone_on.note)
     }
 
-    /// The same; when the last one went on, and since when gates were being opened.
-    pub(crate) fn let_go(&mut self) -> (Instant, Option<Instant>) {
+    /// The same.
+    pub(crate) fn let_go(&mut self) -> GoneOn {
         let has_gpus = self.uses_gpus();
         let Some(mut gate) = self.gate.take() else {
-            return (self.job.resume(), None);
+            return GoneOn {
+                resumed: self.job.resume(),
+                opening: None,
+                note: None,
+            };
         };
+        let mut note = None;
         let begin = Instant::now();
         if has_gpus {
             self.job.clear_all();
             let gates = gate.gates();
             let threads = gates.driver_threads().to_vec();
-            // It is tried again when the gates open.
+            // What has been captured is whole all the same: it was before this.
             if let Err(error) = with_driver(&mut self.job, &threads, |meanwhile| gates.put_on_gpus(meanwhile)) {
                 tracing::warn!(%error, "not put back on the GPU while everything stood still");
+                note = Some(format!("{error}: {NOT_BACK}"));
             }
         }
         let resumed = self.job.resume();
         gate.open();
-        (resumed, Some(if has_gpus { begin } else { resumed }))
+        GoneOn {
+            resumed,
+            opening: Some(if has_gpus { begin } else { resumed }),
+            note,
+        }
     }
 }
 

@@ -208,7 +208,8 @@ impl Writing {
 
     fn let_go(&mut self) {
         if let Some((held, since)) = self.held.take() {
-            let reopened = held.go_on();
+            let (reopened, note) = held.go_on();
+            self.notes.extend(note);
             self.facts.phases.extend(reopened.map(|time| (Phase::Reopen, time)));
             self.facts.blocked += since.elapsed();
         }

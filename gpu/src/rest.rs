@@ -92,7 +92,10 @@ impl<'a> Processes<'a> {
                         "{e}; it had {seconds} s: try again, or give it more time (limit under [gate] in the configuration)"
                     ))
                 }),
-                State::Locked | State::Checkpointed => Ok(()),
+                State::Locked => Ok(()),
+                State::Checkpointed => Err(Refused::of(
+                    "is off its GPU already, by somebody else: put it back (cuda-checkpoint --toggle), and try again",
+                )),
                 State::Failed => Err(lost()),
             }
         })
@@ -319,6 +322,21 @@ mod tests {
             assert_eq!(processes.lock().err().map(|e| e.passing), passing);
             let locked = driver.state(own).unwrap() == State::Locked;
             assert_eq!(locked, looks == 0);
+        }
+    }
+
+    #[test]
+    fn who_is_off_its_gpu_is_not_taken_for_one_at_rest() {
+        let own = std::process::id().cast_signed();
+        for (state, rests) in [(State::Locked, true), (State::Checkpointed, false), (State::Failed, false)] {
+            let driver = Simulated {
+                state: Mutex::new((state, None)),
+                fails: None,
+                is_known: Mutex::new(Some(0)),
+            };
+            let mut processes = Processes::new(&driver, vec![own], Duration::ZERO, Vec::new());
+            processes.list();
+            assert_eq!(processes.lock().is_ok(), rests, "{state:?}");
         }
     }
 

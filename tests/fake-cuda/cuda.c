@@ -4,9 +4,10 @@
 //
 // FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
 // GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
-// (refused), fail (FAILED), restore (no memory), slow (the state is taken off in 0.2 s),
+// (refused), fail (FAILED), slow (the state is taken off in 0.2 s),
 // long (the same in 65 s), whole (the wait of its thread is not to be
 // interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
+// FAKE_CUDA_FULL: a file; where it is there, the device has no memory for who comes back, who then never comes back at all.
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <errno.h>
@@ -69,6 +70,11 @@ static int fault(const char *name) {
     if (times <= 0) return 0;
     snprintf(left + n, sizeof left - n, ":%d", times - 1);
     return 1;
+}
+
+static int is_full(void) {
+    const char *file = getenv("FAKE_CUDA_FULL");
+    return file && !access(file, F_OK);
 }
 
 // Each call of the program: waits while its calls are held back.
@@ -168,7 +174,13 @@ static int map(struct allocation *a, int fixed) {
 
 static CUresult restore(void) {
     if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
-    if (fault("restore")) return CUDA_ERROR_OUT_OF_MEMORY;
+    // As the driver of r580: what has failed once fails for good.
+    static int is_spent;
+    if (is_spent) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (is_full()) {
+        is_spent = 1;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     device = open(DEVICE, O_RDWR | O_CLOEXEC);
     if (device < 0) return CUDA_ERROR_NO_DEVICE;
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
@@ -230,7 +242,8 @@ API cuInit(unsigned flags) {
 API cuGetErrorString(CUresult code, const char **text) {
     static const struct { CUresult code; const char *text; } all[] = {
         {CUDA_ERROR_INVALID_VALUE, "invalid argument"}, {CUDA_ERROR_OUT_OF_MEMORY, "out of memory"},
-        {CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"}, {CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"},
+        {CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"},
+        {CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"}, {CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"},
         {CUDA_ERROR_NOT_READY, "device not ready"}, {CUDA_ERROR_NOT_SUPPORTED, "operation not supported"}, {CUDA_ERROR_UNKNOWN, "unknown error"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

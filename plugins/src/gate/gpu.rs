@@ -36,12 +36,17 @@ const TURN: Duration = Duration::from_millis(50);
 /// What the kernel tells of a thread that job control has stopped.
 const STOPPED: char = 'T';
 
+/// What becomes of a program that is not put back,
+const WAITS: &str = "the program waits in its next call of the GPU";
+/// and what is to be done.
+const LOST: &str = "restart the job from its last checkpoint (belay restart)";
+
 /// Those that go on by themselves when a process is continued.
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 /// Children of the agent that ask the driver, each with when it was started.
 static ASKERS: Mutex<Vec<(i32, Option<u64>)>> = Mutex::new(Vec::new());
-/// Processes that the driver could not be had to let go on: the next time it is asked about them too, since they show no GPU.
-static STRANDED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+/// Processes that the driver could not be had to let go on, each with why: they show no GPU any more.
+static STRANDED: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
 
 fn list<T>(of: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
@@ -56,7 +61,28 @@ pub fn askers() -> Vec<i32> {
 
 /// Whether the process is off its GPU since a checkpoint, and has not been put back.
 pub(super) fn is_stranded(pid: i32) -> bool {
-    list(&STRANDED).contains(&pid)
+    list(&STRANDED).iter().any(|(stranded, _)| *stranded == pid)
+}
+
+fn is_stranded_no_more(pids: &[i32]) {
+    list(&STRANDED).retain(|(pid, _)| !pids.contains(pid));
+}
+
+/// Has those of these processes go on that could not before. The driver of r580 never puts back what it once could not; and a
+/// process that is off its GPU, and stays there, is not what a checkpoint is to be taken of.
+fn put_back_stranded(pids: &[i32]) -> Result<(), Refusal> {
+    let all = list(&STRANDED).clone();
+    let (stranded, whys): (Vec<i32>, Vec<String>) = all.into_iter().filter(|(pid, _)| pids.contains(pid)).unzip();
+    let Some((first, why)) = stranded.first().zip(whys.first()) else {
+        return Ok(());
+    };
+    recover(&stranded, &[]).map_err(|again| {
+        tracing::warn!(error = %again, pids = ?stranded, "still not put back on the GPU");
+        let why = format!("could not put back what it has taken off the GPU ({why}): {WAITS}; {LOST}");
+        refuse(*first, DRIVER, why, false)
+    })?;
+    is_stranded_no_more(&stranded);
+    Ok(())
 }
 
 /// Why process `pid`, whose main thread has exited, is not taken off its GPU.
@@ -83,6 +109,8 @@ pub(super) struct Gpus {
     had: Vec<String>,
     /// An order has been given: what it does is to be waited for, and may be left to others.
     pub(super) is_asked: bool,
+    /// Why they could not be put back.
+    pub(super) away: Option<String>,
     asker: Asker,
 }
 
@@ -143,6 +171,7 @@ fn await_left() -> Result<(), Refusal> {
         if last.born.is_none() || proc::born(last.asker) != last.born {
             // What it has not done, if anything.
             recover(&last.pids, &last.had).map_err(|f| f.of(first, DRIVER))?;
+            is_stranded_no_more(&last.pids);
             left.pop();
         } else if Instant::now() > end {
             return Err(refuse(first, DRIVER, "is still being let go on after a checkpoint", true));
@@ -223,6 +252,9 @@ impl Gpus {
             return Err(stopped(*pid));
         }
         await_left()?;
+        if matches!(stand, Stand::Run) {
+            put_back_stranded(&pids)?;
+        }
         let first = pids.first().copied().unwrap_or(0);
         let fault = |f: Fault| f.of(first, DRIVER);
         let page = memory().map_err(fault)?;
@@ -265,6 +297,7 @@ impl Gpus {
             devices,
             had,
             is_asked: false,
+            away: None,
             asker,
         };
         let pid = gpus.pid();
@@ -370,11 +403,11 @@ impl Drop for Gpus {
             });
             crate::fault::refuse("one of them is stopped: they do when it is continued")
         });
-        let mut stranded = list(&STRANDED);
-        stranded.retain(|pid| !self.pids.contains(pid));
+        is_stranded_no_more(&self.pids);
         if let Err(error) = gone_on {
             tracing::error!(%error, pids = ?self.pids, "processes that use a GPU have not gone on");
-            stranded.extend(&self.pids);
+            let why = self.away.take().unwrap_or_else(|| error.to_string());
+            list(&STRANDED).extend(self.pids.iter().map(|pid| (*pid, why.clone())));
         }
     }
 }

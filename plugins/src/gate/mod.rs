@@ -203,12 +203,16 @@ impl Gates {
     /// Has it put back what is off them; by another process of belay's where the one that asks it has died.
     pub fn put_on_gpus(&mut self, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
         let asked = self.ask_driver(REBUILD, meanwhile);
-        match (&self.gpus, self.asker_lives()) {
-            (Some(gpus), Err(_)) => gpus
+        let is_gone = self.asker_lives().is_err();
+        let Some(gpus) = &mut self.gpus else { return asked };
+        let done = match is_gone {
+            true => gpus
                 .recover()
                 .map_err(|fault| fault.of(gpus.pids.first().copied().unwrap_or(0), gpu::DRIVER)),
-            _ => asked,
-        }
+            false => asked,
+        };
+        gpus.away = done.as_ref().err().map(|refusal| refusal.reason.clone());
+        done
     }
 
     fn ask_driver(&mut self, kind: u32, meanwhile: &dyn Fn()) -> Result<(), Refusal> {

@@ -10,6 +10,9 @@ use belay_tests::target::Target;
 use belay_tests::{across, edges, gpu, procs, Failure};
 use std::time::{Duration, Instant};
 
+#[path = "gpu/lost.rs"]
+mod lost;
+
 const PROGRAM: &str = "gpu_work";
 /// Its asynchronous I/O is served by a process of the job.
 const SERVED: &str = "aio_served";
@@ -24,6 +27,7 @@ fn launched(place: &Place, user: User, (words, faults): (&str, &str)) -> Result<
     job.set("LD_LIBRARY_PATH", &gpu::build(place)?.display().to_string());
     job.set("BELAY_TEST_QUIET_PARENT", "1");
     job.set("FAKE_CUDA", faults);
+    job.set("FAKE_CUDA_FULL", &job.work.join("full").display().to_string());
     let config = job.work.join("belay.toml");
     let limit = if faults.is_empty() { "30s" } else { "500ms" };
     std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\n")).map_err(|e| format!("write {}: {e}", config.display()))?;
@@ -107,17 +111,6 @@ fn once(place: &Place, user: User, (faults, refusal): (&str, &[&str])) -> Result
         job.checkpoint()?;
         job.progress(LIMIT)?;
     }
-    job.crash_and_restart(LIMIT)?;
-    job.verdict(false, LIMIT)
-}
-
-/// The driver cannot put the state back, nor at the second attempt: the program waits, and the next checkpoint takes
-/// care of it, and is whole.
-fn stays_away(place: &Place, user: User) -> Result<(), Failure> {
-    let mut job = launched(place, user, ("", "restore:2"))?;
-    job.checkpoint()?;
-    job.checkpoint()?;
-    job.progress(LIMIT)?;
     job.crash_and_restart(LIMIT)?;
     job.verdict(false, LIMIT)
 }
@@ -423,7 +416,7 @@ fn main() {
         move |p, u, _| refuses(p, u, ("", "lock"), &busy),
     );
     target.by_user("late_once", |_| am_root(), move |p, u, _| once(p, u, ("lock:1", &busy)));
-    target.by_user("no_room_once", |_| am_root(), |p, u, _| once(p, u, ("restore:1", &[])));
+    target.by_user("no_room", |_| am_root(), |p, u, _| lost::no_room(p, u));
     target.by_user("other_gpu", |_| am_root(), |p, u, _| other_gpu(p, u));
     target.by_user("given_up", |_| am_root(), |p, u, _| given_up(p, u));
     target.by_user("agent_killed", |_| am_root(), |p, u, rng| agent_killed(p, u, false, rng));
@@ -451,7 +444,6 @@ fn main() {
     target.by_user("crashes", |_| am_root(), |p, u, _| crashes(p, u));
     target.by_user("stopped_before", |_| am_root(), |p, u, _| stopped_before(p, u));
     target.by_user("killed_meanwhile", |_| am_root(), |p, u, _| killed_meanwhile(p, u));
-    target.by_user("stays_away", |_| am_root(), |p, u, _| stays_away(p, u));
     if am_root() {
         target.once("request_that_lasts", |p, _| request_that_lasts(p));
     }
