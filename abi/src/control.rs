@@ -31,6 +31,7 @@
 use crate::words::{Shared, Words};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use core::time::Duration;
 
 /// Name of the memfd.
 pub const NAME: &CStr = c"belay-control";
@@ -55,6 +56,11 @@ pub const REBUILD: u32 = 3;
 /// For belay's own process that asks the driver of GPUs: everything is stopped, but for the driver's threads; take the state
 /// off the devices.
 pub const LEAVE: u32 = 4;
+
+/// So much longer than it is told to wait for work may the driver of GPUs take to answer an order to come to rest,
+pub const DRIVER_LATE: Duration = Duration::from_secs(5);
+/// and so long to take states off devices, or to put them back: a second for every few gigabytes.
+pub const DRIVER_LIMIT: Duration = Duration::from_secs(300);
 
 /// `Control::outcome`: done.
 pub const DONE: u32 = 0;

@@ -3,16 +3,18 @@
 use crate::driver::Refused;
 use crate::rest::Processes;
 use belay_abi::control::{
-    self, Control, Span, Word, BUSY, CLOSE, DIED, DONE, LEAVE, MAGIC, MAX_FAULT, OPEN, REBUILD, REFUSED, VERSION,
+    self, Control, Span, Word, BUSY, CLOSE, DIED, DONE, DRIVER_LATE, DRIVER_LIMIT, LEAVE, MAGIC, MAX_FAULT, OPEN, REBUILD, REFUSED,
+    VERSION,
 };
 use belay_kernel::futex;
 use belay_kernel::held::{Holder, SharedPage};
 use std::io::Write;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
 /// Who takes part, as the agent names it.
 const NAME: &[u8] = b"GPU driver";
@@ -33,9 +35,51 @@ struct Page {
     agent: u32,
 }
 
+/// Until when the driver has time for what it has been asked.
+#[derive(Default)]
+struct Busy(Mutex<Option<Instant>>);
+
+impl Busy {
+    fn set(&self, until: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    fn is_late(&self) -> bool {
+        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() > until)
+    }
+}
+
 /// Serves it until the programs go on. `restarted`: they are at rest, as after an order to close.
 pub(crate) fn serve(processes: &Processes<'_>, restarted: bool) -> Result<(), String> {
-    let mut page = Page::open(restarted).map_err(|e| format!("open the control page: {e}"))?;
+    let page = Page::open(restarted).map_err(|e| format!("open the control page: {e}"))?;
+    let (busy, over, agent) = (Busy::default(), AtomicBool::new(false), page.agent);
+    std::thread::scope(|s| {
+        let look = || look_after(processes, agent, &busy, &over);
+        let second = Builder::new()
+            .spawn_scoped(s, look)
+            .map_err(|e| format!("start a thread: {e}"))?;
+        let served = obey(page, processes, &busy);
+        over.store(true, Ordering::SeqCst);
+        second.thread().unpark();
+        served
+    })
+}
+
+/// Where a call of the driver does not return, and the agent has died, who would have ended this process: lets the programs
+/// go on beside that call, and ends it all.
+fn look_after(processes: &Processes<'_>, agent: u32, busy: &Busy, over: &AtomicBool) {
+    while !over.load(Ordering::SeqCst) {
+        if std::os::unix::process::parent_id() != agent && busy.is_late() {
+            let gone_on = without_agent(processes);
+            std::process::exit(i32::from(gone_on.is_err()));
+        }
+        std::thread::park_timeout(TURN);
+    }
+}
+
+/// Does what the agent orders, until the programs go on.
+fn obey(mut page: Page, processes: &Processes<'_>, busy: &Busy) -> Result<(), String> {
     let mut done = page.control().order.load(Ordering::SeqCst);
     let said = writeln!(std::io::stdout(), "ready").and_then(|()| std::io::stdout().flush());
     said.map_err(|e| format!("say that it is ready: {e}"))?;
@@ -45,6 +89,11 @@ pub(crate) fn serve(processes: &Processes<'_>, restarted: bool) -> Result<(), St
             done = order;
             page.word(&page.control().serve, order)
                 .store(page.holder.mark(), Ordering::SeqCst);
+            let time = match control::kind(order) {
+                CLOSE => processes.limit() + DRIVER_LATE,
+                _ => DRIVER_LIMIT,
+            };
+            busy.set(Some(Instant::now() + time));
             let answer = match control::kind(order) {
                 CLOSE | LEAVE | REBUILD if page.is_free(order) => continue,
                 CLOSE => processes.lock(),
@@ -59,6 +108,7 @@ pub(crate) fn serve(processes: &Processes<'_>, restarted: bool) -> Result<(), St
                     "an order of kind {kind}, which this belay does not know"
                 ))),
             };
+            busy.set(None);
             page.answer(order, &answer);
         } else if page.is_free(order) {
             return without_agent(processes);

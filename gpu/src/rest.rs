@@ -34,6 +34,11 @@ impl<'a> Processes<'a> {
         }
     }
 
+    /// How long the driver may wait for the work of each.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// Looks for the driver's thread in each, without which none is locked; process and thread of those that have one.
     pub(crate) fn list(&mut self) -> &[(i32, i32)] {
         let known = self.pids.iter().filter_map(|pid| Some((*pid, self.thread(*pid)?)));

@@ -4,12 +4,14 @@
 //
 // FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
 // GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
-// (refused), fail (FAILED), slow (the state is taken off in 0.2 s),
+// (refused), fail (FAILED), slow (the state is taken off, and put back, in 0.2 s),
 // long (the same in 65 s), whole (the wait of its thread is not to be
 // interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
+// shared (processes of one process group share memory of the device: while one is not running, any call about another one waits).
 // FAKE_CUDA_FULL: a file; where it is there, the device has no memory for who comes back, who then never comes back at all.
 #define _GNU_SOURCE
 #include "cuda.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -181,6 +183,7 @@ static CUresult restore(void) {
         is_spent = 1;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (fault("slow")) nap(200000);
     device = open(DEVICE, O_RDWR | O_CLOEXEC);
     if (device < 0) return CUDA_ERROR_NO_DEVICE;
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
@@ -378,7 +381,40 @@ static int access_control(int pid, size_t offset, void *word, int write) {
 #define GET(pid, field, word) access_control(pid, (size_t)((char *)&control.field - (char *)&control), word, 0)
 #define PUT(pid, field, word) access_control(pid, (size_t)((char *)&control.field - (char *)&control), word, 1)
 
-static CUresult ask(int pid, uint32_t what, uint32_t timeout_ms) {
+// Whether another process of the same group is locked, or off the device.
+static int others_rest(int pid) {
+    DIR *all = opendir("/proc");
+    struct dirent *e;
+    int rest = 0;
+    while (all && !rest && (e = readdir(all))) {
+        int other = atoi(e->d_name);
+        uint32_t state;
+        if (other <= 0 || other == pid || other == getpid() || getpgid(other) != getpgid(pid)) continue;
+        rest = !GET(other, state, &state) && state != RUNNING;
+    }
+    if (all) closedir(all);
+    return rest;
+}
+
+// Held by a call about one process while others are not to change.
+static pthread_mutex_t alone = PTHREAD_MUTEX_INITIALIZER;
+
+// Waits as the driver of r575 does where processes share memory.
+static void begin_alone(int pid) {
+    pthread_mutex_lock(&alone);
+    while (fault("shared") && others_rest(pid)) {
+        pthread_mutex_unlock(&alone);
+        nap(20000);
+        pthread_mutex_lock(&alone);
+    }
+    if (!fault("shared")) pthread_mutex_unlock(&alone);
+}
+static CUresult end_alone(CUresult result) {
+    if (fault("shared")) pthread_mutex_unlock(&alone);
+    return result;
+}
+
+static CUresult ask_now(int pid, uint32_t what, uint32_t timeout_ms) {
     uint32_t asked, answered, result;
     if (GET(pid, asked, &asked)) return CUDA_ERROR_INVALID_VALUE;
     asked = ((asked >> 8) + 1) << 8 | what;
@@ -393,6 +429,11 @@ static CUresult ask(int pid, uint32_t what, uint32_t timeout_ms) {
     return GET(pid, result, &result) ? CUDA_ERROR_INVALID_VALUE : (CUresult)result;
 }
 
+static CUresult ask(int pid, uint32_t what, uint32_t timeout_ms) {
+    begin_alone(pid);
+    return end_alone(ask_now(pid, what, timeout_ms));
+}
+
 static int is_zero(const struct arguments *a, int from) {
     const uint32_t *words = (const uint32_t *)a;
     for (int i = from; i < 16; i++)
@@ -402,7 +443,8 @@ static int is_zero(const struct arguments *a, int from) {
 
 API cuCheckpointProcessGetState(int pid, int *state) {
     uint32_t word;
-    if (GET(pid, state, &word)) return CUDA_ERROR_INVALID_VALUE;
+    begin_alone(pid);
+    if (end_alone(GET(pid, state, &word))) return CUDA_ERROR_INVALID_VALUE;
     *state = (int)word;
     return CUDA_SUCCESS;
 }

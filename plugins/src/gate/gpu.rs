@@ -1,10 +1,10 @@
 //! Programs that use a GPU: a process of belay's own asks the driver to bring them to rest, and takes part for all of them as
 //! a library would (the crate `belay-gpu`).
 
-use super::page::{head_of, refuse, Page};
+use super::page::{head_of, refuse, Page, Standing};
 use crate::fault::{At, Fault, Refusal};
 use crate::sys::fd;
-use belay_abi::control::NAME;
+use belay_abi::control::{DRIVER_LIMIT, NAME};
 use belay_abi::PAGE;
 use belay_kernel::proc::{self, Map};
 use rustix::fs::SealFlags;
@@ -21,9 +21,8 @@ use std::time::{Duration, Instant};
 
 /// What takes part in the processes that use a GPU, and is named in refusals.
 pub const DRIVER: &str = "GPU driver";
-/// Taking the state of a process off a device takes a second for every few gigabytes, putting it back as long: a gate with such
-/// processes has so much time at least.
-pub const LIMIT: Duration = Duration::from_secs(300);
+/// So much time the driver has to take states off devices, or to put them back.
+pub const LIMIT: Duration = DRIVER_LIMIT;
 /// More is no list of GPUs, bytes.
 const MOST_SAID: usize = 64 << 10;
 /// How long the driver may take to begin.
@@ -162,24 +161,35 @@ struct Left {
     had: Vec<String>,
 }
 
+impl Left {
+    fn to(asker: &Asker, pids: &[i32], had: &[String]) -> Self {
+        Self {
+            asker: asker.pid(),
+            born: proc::born(asker.pid()),
+            pids: pids.to_vec(),
+            had: had.to_vec(),
+        }
+    }
+}
+
 /// Waits for a moment until all that were left have done their work, before another one begins.
 fn await_left() -> Result<(), Refusal> {
     let end = Instant::now() + GRACE;
-    let mut left = list(&LEFT);
-    while let Some(last) = left.last() {
+    loop {
+        let Some(last) = list(&LEFT).pop() else { return Ok(()) };
         let first = last.pids.first().copied().unwrap_or(0);
         if last.born.is_none() || proc::born(last.asker) != last.born {
             // What it has not done, if anything.
             recover(&last.pids, &last.had).map_err(|f| f.of(first, DRIVER))?;
             is_stranded_no_more(&last.pids);
-            left.pop();
-        } else if Instant::now() > end {
-            return Err(refuse(first, DRIVER, "is still being let go on after a checkpoint", true));
         } else {
+            list(&LEFT).push(last);
+            if Instant::now() > end {
+                return Err(refuse(first, DRIVER, "is still being let go on after a checkpoint", true));
+            }
             std::thread::sleep(TURN);
         }
     }
-    Ok(())
 }
 
 /// Whether job control has stopped the process.
@@ -320,11 +330,19 @@ impl Gpus {
         }
     }
 
-    /// Where a process has ended, the driver may never answer: another asker cares for the others.
-    pub(super) fn leave_dead(&mut self) {
-        if self.threads.iter().any(|(pid, tid)| !proc::thread_lives(*pid, *tid)) {
+    /// Ends the asker, whose `page` this is, where it has not answered in time, or may never. Another one cares for the
+    /// processes: one call about each, so that where the driver does not answer about one while another is locked, that other
+    /// one goes on.
+    pub(super) fn leave(&mut self, page: &mut Page) {
+        if page.standing == Standing::Late || self.has_dead() {
             self.asker.kill();
+            page.standing = Standing::Ended;
         }
+    }
+
+    /// Whether a process has ended, about which the driver may never answer.
+    fn has_dead(&self) -> bool {
+        self.threads.iter().any(|(pid, tid)| !proc::thread_lives(*pid, *tid))
     }
 
     /// Its number.
@@ -361,7 +379,11 @@ fn recover(pids: &[i32], had: &[String]) -> Result<(), Fault> {
             }
             crate::fault::refuse(why.trim().to_owned())
         }
-        None => crate::fault::refuse("the driver does not return"),
+        None => {
+            // What it can do yet, it does.
+            list(&LEFT).push(Left::to(&asker, &living, had));
+            crate::fault::refuse("the driver does not return: see whether the GPU hangs (nvidia-smi, dmesg)")
+        }
     }
 }
 
@@ -374,11 +396,16 @@ impl Gpus {
             match self.asker.end(TURN) {
                 Some(true) => return Some(Ok(())),
                 Some(false) => return Some(self.recover()),
-                None if Instant::now() > end => return Some(crate::fault::refuse("the driver does not return")),
+                None if Instant::now() > end => {
+                    self.asker.kill();
+                    return Some(self.recover());
+                }
                 None => {}
             }
             if watch.look().is_err() {
-                self.leave_dead();
+                if self.has_dead() {
+                    self.asker.kill();
+                }
                 if self.pids.iter().any(|pid| is_stopped(*pid)) {
                     return None;
                 }
@@ -395,12 +422,7 @@ impl Drop for Gpus {
             return;
         }
         let gone_on = self.end().unwrap_or_else(|| {
-            list(&LEFT).push(Left {
-                asker: self.asker.pid(),
-                born: proc::born(self.asker.pid()),
-                pids: self.pids.clone(),
-                had: self.had.clone(),
-            });
+            list(&LEFT).push(Left::to(&self.asker, &self.pids, &self.had));
             crate::fault::refuse("one of them is stopped: they do when it is continued")
         });
         is_stranded_no_more(&self.pids);

@@ -16,7 +16,7 @@ mod rounds;
 use crate::cuda::OffGpu;
 use crate::fault::Refusal;
 use crate::group::{Facts, Group};
-use belay_abi::control::{CLOSE, LEAVE, MAPPED, OPEN, REBUILD};
+use belay_abi::control::{CLOSE, DRIVER_LATE, LEAVE, MAPPED, OPEN, REBUILD};
 use belay_kernel::held::{Holder, MOST};
 use belay_kernel::proc::{self, Map};
 use gpu::{Gpus, Stand, Watch};
@@ -200,7 +200,7 @@ impl Gates {
         self.ask_driver(LEAVE, meanwhile)
     }
 
-    /// Has it put back what is off them; by another process of belay's where the one that asks it has died.
+    /// Has it put back what is off them; by another process of belay's where the one that asks it has died, or has no answer.
     pub fn put_on_gpus(&mut self, meanwhile: &dyn Fn()) -> Result<(), Refusal> {
         let asked = self.ask_driver(REBUILD, meanwhile);
         let is_gone = self.asker_lives().is_err();
@@ -212,6 +212,13 @@ impl Gates {
             false => asked,
         };
         gpus.away = done.as_ref().err().map(|refusal| refusal.reason.clone());
+        if is_gone && done.is_ok() {
+            // They are on their GPUs and run: nobody is to be asked about them any more.
+            let asker = gpus.pid();
+            gpus.abandon();
+            self.gpus = None;
+            self.groups.iter_mut().for_each(|g| g.pages.retain(|p| p.pid != asker));
+        }
         done
     }
 
@@ -231,7 +238,7 @@ impl Gates {
                     watch.as_ref().map_or(Ok(()), Watch::look)
                 });
                 if let (Err(_), Some(gpus)) = (&answered, &mut self.gpus) {
-                    gpus.leave_dead();
+                    gpus.leave(page);
                 }
                 answered?;
                 if page.standing == Standing::Ended {
@@ -397,7 +404,11 @@ impl Gates {
         }
         // The driver has longer than libraries.
         let asker = self.asker();
-        let with_driver = end + gpu::LIMIT.saturating_sub(limit);
+        let for_driver = match kind {
+            CLOSE => limit + DRIVER_LATE,
+            _ => limit.max(gpu::LIMIT),
+        };
+        let with_driver = end + for_driver.saturating_sub(limit);
         for group in &mut self.groups {
             let mark = group.mark();
             let able = group.pages.iter_mut().filter(|p| able(p));
@@ -406,7 +417,7 @@ impl Gates {
         let asked = self.groups.iter_mut().flat_map(|g| &mut g.pages).filter(|p| p.is_asked());
         let watch = self.gpus.as_ref().map(|g| g.watch(true));
         let wait = |p: &mut Page| match (&watch, asker == Some(p.pid)) {
-            (Some(watch), true) => p.await_answer(with_driver, limit.max(gpu::LIMIT), &|| {
+            (Some(watch), true) => p.await_answer(with_driver, for_driver, &|| {
                 meanwhile();
                 watch.look()
             }),
@@ -416,8 +427,9 @@ impl Gates {
             }),
         };
         let refused: Vec<Refusal> = asked.filter_map(|p| wait(p).err()).collect();
-        if let (false, Some(gpus)) = (refused.is_empty(), &mut self.gpus) {
-            gpus.leave_dead();
+        let its = self.groups.iter_mut().flat_map(|g| &mut g.pages);
+        if let (false, Some(gpus), Some(page)) = (refused.is_empty(), &mut self.gpus, { its }.find(|p| Some(p.pid) == asker)) {
+            gpus.leave(page);
         }
         all(refused)
     }

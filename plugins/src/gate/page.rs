@@ -115,6 +115,8 @@ pub(super) enum Standing {
     /// At rest so far: it has something to tell the others, or to hear.
     More,
     AtRest,
+    /// It has not answered in time.
+    Late,
     /// The thread that serves the page has ended, perhaps with its process.
     Ended,
 }
@@ -373,8 +375,12 @@ impl Page {
             Ok(s) if s.state == STOPPED => {
                 Some("cannot come to rest while its process is stopped: continue it (kill -CONT) and try again".into())
             }
-            // The limit of these is not configured.
-            Ok(_) if self.name == super::gpu::DRIVER && control::kind(self.given) != control::CLOSE => Some(format!(
+            // The driver has been told how long to wait for work, and ends that by itself; the limit of the others is not
+            // configured.
+            Ok(_) if self.name == super::gpu::DRIVER && control::kind(self.given) == control::CLOSE => Some(format!(
+                "does not answer within {seconds} s: before r610 it hangs so where processes share memory of GPUs (CUDA IPC, NCCL); else see whether the GPU hangs (nvidia-smi, dmesg)"
+            )),
+            Ok(_) if self.name == super::gpu::DRIVER => Some(format!(
                 "has not {what} within {seconds} s: see whether the GPU hangs (nvidia-smi, dmesg)"
             )),
             Ok(_) => Some(format!(
@@ -382,7 +388,10 @@ impl Page {
             )),
         };
         match why {
-            Some(why) => Err(self.refuse(why)),
+            Some(why) => {
+                self.standing = Standing::Late;
+                Err(self.refuse(why))
+            }
             None => {
                 self.standing = Standing::Ended;
                 Ok(())

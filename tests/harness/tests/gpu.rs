@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 #[path = "gpu/lost.rs"]
 mod lost;
+#[path = "gpu/shared.rs"]
+mod shared;
 
 const PROGRAM: &str = "gpu_work";
 /// Its asynchronous I/O is served by a process of the job.
@@ -217,6 +219,49 @@ fn asker_killed(place: &Place, user: User, (how, within): ((&str, &str), u64), r
     }
     want(killed > 5, || format!("killed {killed} times only"))?;
     job.checkpoint()?;
+    job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// The process that asks the driver is killed while that puts the state back at a restart: the job goes on, or the restart
+/// says that it has ended, where it has not begun.
+fn asker_killed_at_restart(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "slow"))?;
+    job.checkpoint()?;
+    let mut recovered = 0;
+    for round in 0..30 {
+        if recovered >= 4 {
+            break;
+        }
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.restart(&[])?;
+        let front = job.pid().ok_or("no job")?;
+        let end = Instant::now() + LIMIT;
+        let asker = loop {
+            if let Some(asker) = procs::tree(front).into_iter().find(|p| asks(*p)) {
+                break asker;
+            }
+            want(Instant::now() < end && !job.has_ended()?, || job.output_text())?;
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        std::thread::sleep(Duration::from_millis(rng.below(200)));
+        let killed = asks(asker);
+        procs::signal(asker, libc::SIGKILL);
+        // What goes on is not ended again.
+        let goes_on = |job: &mut Job| {
+            job.progress(LIMIT)?;
+            job.checkpoint()?;
+            job.progress(LIMIT)
+        };
+        match goes_on(&mut job) {
+            Ok(()) => recovered += i32::from(killed),
+            Err(e) => want(e.contains("the process that asks it has ended"), || {
+                format!("round {round}: {e}")
+            })?,
+        }
+    }
+    want(recovered >= 4, || format!("recovered {recovered} times only"))?;
     job.crash_and_restart(LIMIT)?;
     job.verdict(false, LIMIT)
 }
@@ -440,10 +485,13 @@ fn main() {
         |_| am_root(),
         |p, u, rng| asker_killed(p, u, (("watch", "slow"), 300_000), rng),
     );
+    target.by_user("asker_killed_at_restart", |_| am_root(), asker_killed_at_restart);
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
     target.by_user("crashes", |_| am_root(), |p, u, _| crashes(p, u));
     target.by_user("stopped_before", |_| am_root(), |p, u, _| stopped_before(p, u));
     target.by_user("killed_meanwhile", |_| am_root(), |p, u, _| killed_meanwhile(p, u));
+    target.by_user("shared", |_| am_root(), |p, u, _| shared::refuses(p, u));
+    target.by_user("shared_without_agent", |_| am_root(), |p, u, _| shared::without_agent(p, u));
     if am_root() {
         target.once("request_that_lasts", |p, _| request_that_lasts(p));
     }
