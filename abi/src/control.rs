@@ -70,9 +70,12 @@ pub const REFUSED: u32 = 1;
 pub const BUSY: u32 = 2;
 /// At rest so far: give the order again when all, on all hosts, have told each other what they have to tell.
 pub const MORE: u32 = 3;
+/// Of belay's own process that asks the driver of GPUs: it can never be done with those processes whose numbers, of 4 bytes
+/// each, are in `Control::told`.
+pub const UNABLE: u32 = 4;
 
 /// Longest text in `Control::fault`, bytes.
-pub const MAX_FAULT: u64 = 240;
+pub const MAX_FAULT: u64 = 500;
 /// Longest that one library tells or hears in a round, bytes.
 pub const MAX_TOLD: u64 = 8 << 20;
 /// Longest key of an entry, bytes.
@@ -141,7 +144,7 @@ pub struct Control {
     pub outcome: AtomicU32,
     /// Why not, in words.
     pub fault: Shared<Span>,
-    /// With [`MORE`]: what the library tells.
+    /// With [`MORE`] and [`UNABLE`]: what the library tells.
     pub told: Shared<Span>,
     /// Where the agent may write what the library has wished for.
     pub room: Shared<Span>,

@@ -17,8 +17,24 @@ const NEEDED: &str = "checkpoints of GPU programs need NVIDIA's driver r570 or n
 const NAME_BYTES: usize = 128;
 
 const SUCCESS: c_int = 0;
+const INVALID_VALUE: c_int = 1;
+const OUT_OF_MEMORY: c_int = 2;
 const NOT_INITIALIZED: c_int = 3;
+const NO_DEVICE: c_int = 100;
+const OPERATING_SYSTEM: c_int = 304;
 const ILLEGAL_STATE: c_int = 401;
+pub(crate) const NOT_SUPPORTED: c_int = 801;
+
+/// What to do about an error of the driver.
+fn advice(code: c_int) -> Option<&'static str> {
+    match code {
+        OUT_OF_MEMORY => Some("free memory of the GPU (nvidia-smi shows who has it), or of the host where its state goes there"),
+        NO_DEVICE => Some("see whether nvidia-smi shows the GPU here, and whether a container has been given it"),
+        OPERATING_SYSTEM => Some("what has failed once fails for good: restart the job from its last checkpoint (belay restart)"),
+        NOT_SUPPORTED => Some("the program has used what this driver cannot checkpoint (managed memory, MPS, MIG, CUDA IPC)"),
+        _ => None,
+    }
+}
 
 /// How a process stands with the driver (`CUprocessState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +53,14 @@ pub(crate) enum State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) why: String,
+    /// The driver's error, where it is one.
+    pub(crate) code: c_int,
     /// The process is not in the state from which it can be done; it may be on its way there.
     pub(crate) early: bool,
     /// The reason passes by itself.
     pub(crate) passing: bool,
+    /// Processes with which it can never be done.
+    pub(crate) unable: Vec<i32>,
 }
 
 impl Refused {
@@ -48,8 +68,10 @@ impl Refused {
     pub(crate) fn of(why: impl Into<String>) -> Self {
         Self {
             why: why.into(),
+            code: SUCCESS,
             early: false,
             passing: false,
+            unable: Vec::new(),
         }
     }
 }
@@ -169,10 +191,13 @@ impl Cuda {
         let known = (self.text)(code, &mut text) == SUCCESS && !text.is_null();
         // SAFETY: a terminated text of the driver's, which lives as long as the library.
         let said = known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+        let advice = advice(code).map(|advice| format!(": {advice}")).unwrap_or_default();
         Err(Refused {
-            why: format!("{what}: {} (CUDA error {code})", said.unwrap_or_default()),
+            why: format!("{what}: {} (CUDA error {code}){advice}", said.unwrap_or_default()),
+            code,
             early: code == ILLEGAL_STATE,
             passing: false,
+            unable: Vec::new(),
         })
     }
 
@@ -222,7 +247,14 @@ impl Driver for Cuda {
         let at = if pairs.is_empty() { 0 } else { pairs.as_ptr() as u64 };
         let count = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
         let first = [(at & 0xffff_ffff) as u32, (at >> 32) as u32, count];
-        self.call("put its state back on the GPU", self.restore, pid, &first)
+        let restored = self.call("put its state back on the GPU", self.restore, pid, &first);
+        restored.map_err(|e| match e.code {
+            INVALID_VALUE if !pairs.is_empty() => Refused {
+                why: format!("{e}: another GPU than the one of before needs driver r580 or newer"),
+                ..e
+            },
+            _ => e,
+        })
     }
 
     fn unlock(&self, pid: i32) -> Result<(), Refused> {

@@ -4,7 +4,7 @@ use crate::driver::Refused;
 use crate::rest::Processes;
 use belay_abi::control::{
     self, Control, Span, Word, BUSY, CLOSE, DIED, DONE, DRIVER_LATE, DRIVER_LIMIT, LEAVE, MAGIC, MAX_FAULT, OPEN, REBUILD, REFUSED,
-    VERSION,
+    UNABLE, VERSION,
 };
 use belay_kernel::futex;
 use belay_kernel::held::{Holder, SharedPage};
@@ -31,6 +31,8 @@ struct Page {
     shared: Arc<SharedPage>,
     holder: Holder,
     fault: Box<[u8; MAX_FAULT as usize]>,
+    /// With [`UNABLE`]: the numbers of those processes.
+    unable: Vec<u8>,
     /// The agent, while it lives.
     agent: u32,
 }
@@ -137,6 +139,7 @@ impl Page {
             shared,
             holder,
             fault: Box::new([0; MAX_FAULT as usize]),
+            unable: Vec::new(),
             agent: std::os::unix::process::parent_id(),
         };
         let c = page.control();
@@ -190,16 +193,20 @@ impl Page {
         let (outcome, why) = match answer {
             Ok(()) => (DONE, ""),
             Err(e) if e.passing => (BUSY, e.why.as_str()),
+            Err(e) if !e.unable.is_empty() => (UNABLE, e.why.as_str()),
             Err(e) => (REFUSED, e.why.as_str()),
         };
         let bytes = why.len().min(self.fault.len());
         self.fault[..bytes].copy_from_slice(&why.as_bytes()[..bytes]);
-        let span = Span {
-            address: self.fault.as_ptr() as u64,
+        let unable = answer.as_ref().err().map(|e| e.unable.as_slice()).unwrap_or_default();
+        self.unable = unable.iter().flat_map(|pid| pid.to_ne_bytes()).collect();
+        let span = |address: *const u8, bytes: usize| Span {
+            address: address as u64,
             bytes: bytes as u64,
         };
         let c = self.control();
-        c.fault.set(&span);
+        c.fault.set(&span(self.fault.as_ptr(), bytes));
+        c.told.set(&span(self.unable.as_ptr(), self.unable.len()));
         c.outcome.store(outcome, Ordering::SeqCst);
         self.other(order).store(self.holder.mark(), Ordering::SeqCst);
         c.answer.store(order, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! Brings processes to rest, and lets them go on: all at once, because what one of them waits for may be another's.
 
 use crate::devices::Pair;
-use crate::driver::{Driver, Refused, State};
+use crate::driver::{Driver, Refused, State, NOT_SUPPORTED};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,7 @@ impl<'a> Processes<'a> {
     /// Does the same with all that live; what went wrong, each with its process.
     fn all(&self, work: impl Fn(i32) -> Result<(), Refused> + Sync) -> Result<(), Refused> {
         let work = &work;
-        let failed: Vec<Refused> = std::thread::scope(|s| {
+        let failed: Vec<(i32, Refused)> = std::thread::scope(|s| {
             let begin = |pid: &i32| {
                 let pid = *pid;
                 (pid, Builder::new().spawn_scoped(s, move || work(pid)).ok())
@@ -62,21 +62,22 @@ impl<'a> Processes<'a> {
                 Ok(Ok(())) => None,
                 // One that has ended needs nothing.
                 Ok(Err(_)) if !lives(pid) => None,
-                Ok(Err(e)) => Some(Refused {
-                    why: format!("process {pid}: {e}"),
-                    ..e
-                }),
-                Err(_) => Some(Refused::of(format!("process {pid}: the thread that cared for it has ended"))),
+                Ok(Err(e)) => Some((pid, e)),
+                Err(_) => Some((pid, Refused::of("the thread that cared for it has ended"))),
             });
             failed.collect()
         });
         if failed.is_empty() {
             return Ok(());
         }
-        let whys: Vec<&str> = failed.iter().map(|f| f.why.as_str()).collect();
         Err(Refused {
-            passing: failed.iter().all(|f| f.passing),
-            ..Refused::of(whys.join("; "))
+            passing: failed.iter().all(|(_, f)| f.passing),
+            unable: failed
+                .iter()
+                .filter(|(_, f)| f.code == NOT_SUPPORTED)
+                .map(|(pid, _)| *pid)
+                .collect(),
+            ..Refused::of(told(&failed))
         })
     }
 
@@ -112,14 +113,22 @@ impl<'a> Processes<'a> {
             Ok(State::Checkpointed) => Ok(()),
             Ok(State::Failed) => Err(lost()),
             Err(_) if !self.is_known(pid) => Ok(()),
-            _ => self.driver.checkpoint(pid),
+            _ => self.driver.checkpoint(pid).map_err(|e| self.lost_by(pid, e)),
         })
+    }
+
+    /// What has gone wrong, with what to do where the driver has lost the process by that.
+    fn lost_by(&self, pid: i32, e: Refused) -> Refused {
+        match self.driver.state(pid) {
+            Ok(State::Failed) => Refused::of(format!("{e}; {}", lost())),
+            _ => e,
+        }
     }
 
     /// Puts their state back on the devices.
     pub(crate) fn restore(&self) -> Result<(), Refused> {
         self.all(|pid| match self.driver.state(pid) {
-            Ok(State::Checkpointed) => self.driver.restore(pid, &self.pairs),
+            Ok(State::Checkpointed) => self.driver.restore(pid, &self.pairs).map_err(|e| self.lost_by(pid, e)),
             Ok(State::Failed) => Err(lost()),
             Ok(State::Running | State::Locked) => Ok(()),
             // It had called exec before it was stopped.
@@ -135,34 +144,44 @@ impl<'a> Processes<'a> {
     }
 
     fn let_go(&self, pid: i32, steady: Duration) -> Result<(), Refused> {
-        let end = Instant::now() + ON_ITS_WAY;
-        let mut running: Option<Instant> = None;
+        // The last state that was seen, and since when.
+        let mut seen: Option<(State, Instant)> = None;
+        let mut refused = None;
         loop {
-            let done = match self.driver.state(pid) {
-                Ok(State::Running) => {
-                    let since = *running.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= steady {
-                        return Ok(());
-                    }
-                    Ok(())
-                }
-                Ok(state) => {
-                    running = None;
-                    match state {
-                        State::Locked => self.driver.unlock(pid),
-                        State::Checkpointed => self.driver.restore(pid, &self.pairs),
-                        _ => return Err(lost()),
-                    }
-                }
+            let state = match self.driver.state(pid) {
+                Ok(state) => state,
                 // It has called exec.
                 Err(_) if !self.is_known(pid) => return Ok(()),
                 Err(e) => return Err(e),
             };
+            let since = match seen {
+                Some((last, since)) if last == state => since,
+                _ => Instant::now(),
+            };
+            seen = Some((state, since));
+            if state == State::Running && since.elapsed() >= steady {
+                return Ok(());
+            }
+            // What has been asked before may take its time, and then this is another state.
+            if since.elapsed() > ON_ITS_WAY {
+                return Err(refused.unwrap_or_else(|| Refused::of("the GPU driver does not let it go on")));
+            }
+            let done = match state {
+                State::Running => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                State::Locked => self.driver.unlock(pid),
+                State::Checkpointed => self.driver.restore(pid, &self.pairs),
+                State::Failed => return Err(lost()),
+            };
             match done {
-                Err(e) if !e.early => return Err(e),
-                done if Instant::now() > end => return done.and(Err(Refused::of("the GPU driver does not let it go on"))),
-                Ok(()) if running.is_none() => {}
-                _ => std::thread::sleep(PAUSE),
+                Ok(()) => {}
+                Err(e) if e.early => {
+                    refused = Some(e);
+                    std::thread::sleep(PAUSE);
+                }
+                Err(e) => return Err(self.lost_by(pid, e)),
             }
         }
     }
@@ -182,6 +201,22 @@ impl<'a> Processes<'a> {
     pub(crate) fn live(&self) -> bool {
         self.pids.iter().any(|pid| lives(*pid))
     }
+}
+
+/// What has gone wrong: each reason once, with its processes, since not many bytes are told.
+fn told(failed: &[(i32, Refused)]) -> String {
+    let mut whys: Vec<(&str, Vec<String>)> = Vec::new();
+    for (pid, refused) in failed {
+        match whys.iter_mut().find(|(why, _)| *why == refused.why) {
+            Some((_, pids)) => pids.push(pid.to_string()),
+            None => whys.push((&refused.why, vec![pid.to_string()])),
+        }
+    }
+    let one = |(why, pids): &(&str, Vec<String>)| match pids.as_slice() {
+        [pid] => format!("process {pid}: {why}"),
+        pids => format!("processes {}: {why}", pids.join(", ")),
+    };
+    whys.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Whether the process is there, and is not being ended.
@@ -373,6 +408,16 @@ mod tests {
         assert!(why(&["/dev/nvidia0"]).is_some_and(|w| w.contains("forked")));
         let opencl = ["/usr/lib/libnvidia-opencl.so.580.1", "/dev/nvidia0"];
         assert!(why(&opencl).is_some_and(|w| w.contains("HWLOC_COMPONENTS=-opencl")));
+    }
+
+    #[test]
+    fn a_reason_is_told_once() {
+        let of = |pid, why: &str| (pid, Refused::of(why));
+        assert_eq!(told(&[of(1, "full")]), "process 1: full");
+        assert_eq!(
+            told(&[of(1, "full"), of(2, "lost"), of(3, "full")]),
+            "processes 1, 3: full; process 2: lost"
+        );
     }
 
     #[test]

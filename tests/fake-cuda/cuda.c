@@ -4,7 +4,7 @@
 //
 // FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
 // GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
-// (refused), fail (FAILED), slow (the state is taken off, and put back, in 0.2 s),
+// (refused; who asks again makes it FAILED), short (the host has no memory for its state), fail (FAILED), slow (the state is taken off, and put back, in 0.2 s),
 // long (the same in 65 s), whole (the wait of its thread is not to be
 // interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
 // shared (processes of one process group share memory of the device: while one is not running, any call about another one waits).
@@ -132,7 +132,14 @@ static CUresult lock(void) {
 
 static CUresult checkpoint(void) {
     if (control.state != LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
-    if (fault("checkpoint")) return CUDA_ERROR_NOT_SUPPORTED;
+    // As the driver of r580: who asks a second time loses the program.
+    static int times_refused;
+    if (fault("checkpoint") && !times_refused++) return CUDA_ERROR_NOT_SUPPORTED;
+    if (times_refused > 1) {
+        control.state = FAILED;
+        return CUDA_ERROR_UNKNOWN;
+    }
+    if (fault("short")) return CUDA_ERROR_OUT_OF_MEMORY;
     if (fault("fail")) {
         control.state = FAILED;
         return CUDA_ERROR_UNKNOWN;
@@ -178,12 +185,12 @@ static CUresult restore(void) {
     if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
     // As the driver of r580: what has failed once fails for good.
     static int is_spent;
+    if (fault("slow")) nap(200000);
     if (is_spent) return CUDA_ERROR_OPERATING_SYSTEM;
     if (is_full()) {
         is_spent = 1;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (fault("slow")) nap(200000);
     device = open(DEVICE, O_RDWR | O_CLOEXEC);
     if (device < 0) return CUDA_ERROR_NO_DEVICE;
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {

@@ -47,6 +47,43 @@ static ASKERS: Mutex<Vec<(i32, Option<u64>)>> = Mutex::new(Vec::new());
 /// Processes that the driver could not be had to let go on, each with why: they show no GPU any more.
 static STRANDED: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
 
+/// Programs that the driver can never take off their GPUs, each with what it has said: whoever asks r580 again has it lose
+/// the program.
+static UNABLE: Mutex<Vec<(Program, String)>> = Mutex::new(Vec::new());
+
+/// What a process executes since it was made, or has called exec.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Program {
+    pid: i32,
+    born: Option<u64>,
+    stack: Option<u64>,
+}
+
+impl Program {
+    fn of(pid: i32) -> Self {
+        Self {
+            pid,
+            born: proc::born(pid),
+            stack: proc::stat(pid).ok().map(|s| s.start_stack),
+        }
+    }
+}
+
+/// Refuses those of these processes that the driver has refused for good.
+fn refuse_unable(pids: &[i32]) -> Result<(), Refusal> {
+    let mut unable = list(&UNABLE);
+    unable.retain(|(program, _)| *program == Program::of(program.pid));
+    match unable.iter().find(|(program, _)| pids.contains(&program.pid)) {
+        None => Ok(()),
+        Some((program, why)) => Err(refuse(
+            program.pid,
+            DRIVER,
+            format!("{why}; it is not asked again while the program runs"),
+            false,
+        )),
+    }
+}
+
 fn list<T>(of: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -263,6 +300,7 @@ impl Gpus {
         }
         await_left()?;
         if matches!(stand, Stand::Run) {
+            refuse_unable(&pids)?;
             put_back_stranded(&pids)?;
         }
         let first = pids.first().copied().unwrap_or(0);
@@ -328,6 +366,13 @@ impl Gpus {
             all_run,
             since: Cell::new(None),
         }
+    }
+
+    /// After the asker, whose `page` this is, has not done what it was asked, for this reason: notes the processes with which
+    /// that can never be done.
+    pub(super) fn note_unable(&self, page: &Page, why: &Refusal) {
+        let unable = page.unable().into_iter().filter(|pid| self.pids.contains(pid));
+        list(&UNABLE).extend(unable.map(|pid| (Program::of(pid), why.reason.clone())));
     }
 
     /// Ends the asker, whose `page` this is, where it has not answered in time, or may never. Another one cares for the

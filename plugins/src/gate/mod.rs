@@ -237,7 +237,8 @@ impl Gates {
                     meanwhile();
                     watch.as_ref().map_or(Ok(()), Watch::look)
                 });
-                if let (Err(_), Some(gpus)) = (&answered, &mut self.gpus) {
+                if let (Err(why), Some(gpus)) = (&answered, &mut self.gpus) {
+                    gpus.note_unable(page, why);
                     gpus.leave(page);
                 }
                 answered?;

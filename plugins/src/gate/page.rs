@@ -445,6 +445,21 @@ impl Page {
         Ok(())
     }
 
+    /// The processes with which belay's own process says that the driver can never do what it was asked.
+    pub(super) fn unable(&self) -> Vec<i32> {
+        let outcome = self.word(offset_of!(Control, outcome)).load(Ordering::SeqCst);
+        let is_answered = self.answer().load(Ordering::SeqCst) == self.given;
+        match self.told() {
+            Ok(told) if is_answered && outcome == control::UNABLE => {
+                let numbers = told.chunks_exact(size_of::<i32>());
+                numbers
+                    .filter_map(|bytes| bytes.try_into().ok().map(i32::from_ne_bytes))
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// What the library says about its refusal.
     fn fault(&self) -> String {
         let told = read(self.pid, self.span(offset_of!(Control, fault)), control::MAX_FAULT);
@@ -529,7 +544,7 @@ mod tests {
         assert_eq!(at(text.as_ptr() as u64, 8).as_deref(), Ok(&text[..]));
         for (address, bytes) in [
             (text.as_ptr() as u64, u64::MAX),
-            (text.as_ptr() as u64, 241),
+            (text.as_ptr() as u64, control::MAX_FAULT + 1),
             (0, 8),
             (u64::MAX - 3, 8),
             (16, 0),

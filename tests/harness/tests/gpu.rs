@@ -1,15 +1,16 @@
 //! Programs that use a GPU, whose driver takes their state off it for a checkpoint and puts it back, also after a
 //! restart. The driver is a stand-in (`tests/fake-cuda`).
 
-use belay_tests::build::Kind;
 use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{am_root, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
-use belay_tests::{across, edges, gpu, procs, Failure};
+use belay_tests::{edges, gpu, procs, Failure};
 use std::time::{Duration, Instant};
 
+#[path = "gpu/hosts.rs"]
+mod hosts;
 #[path = "gpu/lost.rs"]
 mod lost;
 #[path = "gpu/shared.rs"]
@@ -152,20 +153,6 @@ fn request_that_lasts(place: &Place) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// The driver gives a program up: that is said, with what to do.
-fn given_up(place: &Place, user: User) -> Result<(), Failure> {
-    let mut job = launched(place, user, ("", "fail"))?;
-    refused(
-        &job.checkpoint_raw(&["--quiet"])?,
-        &["gpu driver", "take its state off the gpu", "unknown error"],
-    )?;
-    refused(
-        &job.checkpoint_raw(&["--quiet"])?,
-        &["gpu driver", "state failed", "belay restart"],
-    )?;
-    job.kill_all()
-}
-
 /// The agent is killed at some of its calls while the driver takes the state off or puts it back, also in a restarted job.
 fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
     let prepare = || -> Result<Job, Failure> {
@@ -220,6 +207,29 @@ fn asker_killed(place: &Place, user: User, (how, within): ((&str, &str), u64), r
     want(killed > 5, || format!("killed {killed} times only"))?;
     job.checkpoint()?;
     job.crash_and_restart(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
+/// The process that asks the driver is killed while that takes the state off, which it goes on to do for longer than others
+/// are waited for: the state is put back when that is over, and nothing runs before.
+fn asker_killed_for_long(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("watch", "long"))?;
+    let (_, agent) = edges::program_and_agent(&job, PROGRAM)?;
+    let dir = job.dir().display().to_string();
+    let command = job.belay(&["checkpoint", "--quiet", &dir]);
+    let taking = std::thread::spawn(move || output(command, 3 * LIMIT));
+    let asker = loop {
+        if let Some(asker) = procs::tree(agent).into_iter().find(|p| asks(*p)) {
+            break asker;
+        }
+        want(!taking.is_finished(), || "the checkpoint is over".into())?;
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    std::thread::sleep(Duration::from_secs(2));
+    procs::signal(asker, libc::SIGKILL);
+    let o = taking.join().map_err(|_| "the command's thread has ended")??;
+    refused(&o, &["gpu driver", "has lost the process that asks it"])?;
+    job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
 }
 
@@ -390,43 +400,6 @@ fn killed_meanwhile(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
-/// One on each of two hosts: all are locked before any is taken off, and where one cannot be (`is_refused`), both go on.
-fn together(place: &Place, faults: &str, is_refused: bool) -> Result<(), Failure> {
-    let mut job = across::Job::of(place, &format!("gpu-together-{faults}"), Kind::C, 2, 3)?;
-    let program = job.program(place, PROGRAM)?;
-    let work = job.work.display().to_string();
-    let library = gpu::build(place)?.join(gpu::LIBRARY);
-    std::fs::copy(&library, job.work.join(gpu::LIBRARY)).map_err(|e| format!("copy {}: {e}", library.display()))?;
-    // Where agents find it, which are started without an environment of ours.
-    let known = format!(
-        "echo {work} > /tmp/conf; cat /etc/ld.so.conf >> /tmp/conf; ldconfig -X -f /tmp/conf -C /tmp/cache && mount --bind /tmp/cache /etc/ld.so.cache"
-    );
-    for host in 1..=3 {
-        job.on_host(host, &["sh", "-c", &known])?;
-    }
-    let there = format!(
-        "env BELAY_TEST_GO={work}/go BELAY_TEST_BEAT={work}/beat.below BELAY_TEST_LONG=1 BELAY_TEST_QUIET_PARENT=1 FAKE_CUDA={faults} {program}"
-    );
-    let script = format!("ssh h2 {there} & BELAY_TEST_QUIET_PARENT=1 {program}; wait");
-    job.launch_words(&["sh", "-c", &script])?;
-    const BEATS: [&str; 2] = ["beat", "beat.below"];
-    job.progress_of_all(&BEATS)?;
-    if is_refused {
-        let o = output(job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]), LIMIT)?;
-        refused(&o, &["take its state off the gpu"])?;
-        job.progress_of_all(&BEATS)?;
-    }
-    for shift in [1, 2] {
-        for _ in 0..2 {
-            job.checkpoint()?;
-            job.progress_of_all(&BEATS)?;
-        }
-        job.crash_and_shift(shift, &BEATS)?;
-    }
-    job.checkpoint()?;
-    job.verdict()
-}
-
 fn main() {
     belay_tests::hosts::serve_if_asked();
     if am_root() {
@@ -455,6 +428,8 @@ fn main() {
         move |p, u, _| refuses(p, u, ("", "checkpoint"), &unsupported),
     );
     let busy = ["gpu driver", "wait for its gpu work", "not ready", "had 0.5 s", "[gate]"];
+    let short = ["gpu driver", "take its state off the gpu", "out of memory", "free memory"];
+    target.by_user("short", |_| am_root(), move |p, u, _| once(p, u, ("short:1", &short)));
     target.by_user(
         "endless_work",
         |_| am_root(),
@@ -463,7 +438,7 @@ fn main() {
     target.by_user("late_once", |_| am_root(), move |p, u, _| once(p, u, ("lock:1", &busy)));
     target.by_user("no_room", |_| am_root(), |p, u, _| lost::no_room(p, u));
     target.by_user("other_gpu", |_| am_root(), |p, u, _| other_gpu(p, u));
-    target.by_user("given_up", |_| am_root(), |p, u, _| given_up(p, u));
+    target.by_user("given_up", |_| am_root(), |p, u, _| lost::given_up(p, u));
     target.by_user("agent_killed", |_| am_root(), |p, u, rng| agent_killed(p, u, false, rng));
     target.by_user(
         "agent_killed_of_restarted",
@@ -485,6 +460,7 @@ fn main() {
         |_| am_root(),
         |p, u, rng| asker_killed(p, u, (("watch", "slow"), 300_000), rng),
     );
+    target.by_user("asker_killed_for_long", |_| am_root(), |p, u, _| asker_killed_for_long(p, u));
     target.by_user("asker_killed_at_restart", |_| am_root(), asker_killed_at_restart);
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
     target.by_user("crashes", |_| am_root(), |p, u, _| crashes(p, u));
@@ -502,9 +478,10 @@ fn main() {
         move |p, u, _| refuses(p, u, ("late", ""), &forked),
     );
     if am_root() && belay_tests::hosts::unavailable().is_none() {
-        target.once("together", |p, _| together(p, "", false));
-        target.once("together_refused", |p, _| together(p, "checkpoint:1", true));
-        target.once("together_after_long", |p, _| together(p, "long:1", false));
+        target.once("together", |p, _| hosts::together(p, "", false));
+        target.once("together_refused", |p, _| hosts::together(p, "short:1", true));
+        target.once("together_after_long", |p, _| hosts::together(p, "long:1", false));
+        target.once("together_or_not_at_all", |p, _| hosts::none_before_all(p));
     }
     target.run()
 }

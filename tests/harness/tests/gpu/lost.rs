@@ -40,3 +40,21 @@ pub(crate) fn no_room(place: &Place, user: User) -> Result<(), Failure> {
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
 }
+
+/// The driver gives a program up: that is said at once, with what to do.
+pub(crate) fn given_up(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "fail"))?;
+    let words = [
+        "gpu driver",
+        "take its state off the gpu",
+        "unknown error",
+        "state failed",
+        "belay restart",
+    ];
+    refused(&job.checkpoint_raw(&["--quiet"])?, &words)?;
+    refused(
+        &job.checkpoint_raw(&["--quiet"])?,
+        &["gpu driver", "state failed", "belay restart"],
+    )?;
+    job.kill_all()
+}

@@ -1,0 +1,86 @@
+//! Programs that use GPUs of several hosts.
+
+use crate::{LIMIT, PROGRAM};
+use belay_tests::across::Job;
+use belay_tests::build::Kind;
+use belay_tests::expect::{io, refused, want};
+use belay_tests::gpu;
+use belay_tests::job::output;
+use belay_tests::place::Place;
+use belay_tests::Failure;
+
+const BEATS: [&str; 2] = ["beat", "beat.below"];
+
+/// A job on two of three hosts where agents find the driver, which are started without an environment of ours; the words that
+/// start a program of which the driver has these faults on another host.
+fn made(place: &Place, label: &str, faults: &str) -> Result<(Job, String), Failure> {
+    let job = Job::of(place, label, Kind::C, 2, 3)?;
+    let program = job.program(place, PROGRAM)?;
+    let work = job.work.display().to_string();
+    let library = gpu::build(place)?.join(gpu::LIBRARY);
+    io("copy the driver", std::fs::copy(&library, job.work.join(gpu::LIBRARY)))?;
+    let known = format!(
+        "echo {work} > /tmp/conf; cat /etc/ld.so.conf >> /tmp/conf; ldconfig -X -f /tmp/conf -C /tmp/cache && mount --bind /tmp/cache /etc/ld.so.cache"
+    );
+    for host in 1..=3 {
+        job.on_host(host, &["sh", "-c", &known])?;
+    }
+    let there = format!(
+        "env BELAY_TEST_GO={work}/go BELAY_TEST_BEAT={work}/beat.below BELAY_TEST_LONG=1 BELAY_TEST_QUIET_PARENT=1 FAKE_CUDA_FULL={work}/full FAKE_CUDA={faults} {program}"
+    );
+    Ok((job, there))
+}
+
+/// One on each of two hosts: all are locked before any is taken off, and where one cannot be (`is_refused`), both go on.
+pub(crate) fn together(place: &Place, faults: &str, is_refused: bool) -> Result<(), Failure> {
+    let (mut job, there) = made(place, &format!("gpu-together-{faults}"), faults)?;
+    let program = job.program(place, PROGRAM)?;
+    let script = format!("ssh h2 {there} & BELAY_TEST_QUIET_PARENT=1 {program}; wait");
+    job.launch_words(&["sh", "-c", &script])?;
+    job.progress_of_all(&BEATS)?;
+    if is_refused {
+        let o = output(job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]), LIMIT)?;
+        refused(&o, &["take its state off the gpu"])?;
+        job.progress_of_all(&BEATS)?;
+    }
+    for shift in [1, 2] {
+        for _ in 0..2 {
+            job.checkpoint()?;
+            job.progress_of_all(&BEATS)?;
+        }
+        job.crash_and_shift(shift, &BEATS)?;
+    }
+    job.checkpoint()?;
+    job.verdict()
+}
+
+/// At a restart nothing runs on one host before all is back on the GPUs of the other: where that fails there, nothing has run.
+pub(crate) fn none_before_all(place: &Place) -> Result<(), Failure> {
+    let label = "gpu-none-before-all";
+    let full = place
+        .work(&format!("{label}-full"), belay_tests::place::User::Root)?
+        .join("full");
+    let (mut job, there) = made(place, label, &format!("FAKE_CUDA=slow FAKE_CUDA_FULL={}", full.display()))?;
+    let beat = job.work.join(BEATS[0]);
+    // Without a GPU.
+    let here = format!(
+        "n=0; while :; do n=$((n+1)); printf '%019d\\n' $n > {}; sleep 0.01; done",
+        beat.display()
+    );
+    job.launch_words(&["sh", "-c", &format!("ssh h2 {there} & {here}")])?;
+    job.progress_of_all(&BEATS)?;
+    job.checkpoint()?;
+    job.progress_of_all(&BEATS)?;
+    job.crash();
+    io("fill the device", std::fs::write(&full, ""))?;
+    io("clear the heartbeat", std::fs::write(&beat, ""))?;
+    job.start_restart()?;
+    let end = job.end()?;
+    let said = job.said();
+    want(!end.success() && said.contains("out of memory"), || format!("{end}: {said}"))?;
+    let ran = io("read the heartbeat", std::fs::read_to_string(&beat))?;
+    want(ran.is_empty(), || format!("it has run: {ran}; {said}"))?;
+    io("empty the device", std::fs::remove_file(&full))?;
+    job.start_restart()?;
+    job.progress_of_all(&BEATS)
+}
