@@ -240,12 +240,13 @@ fn go_on(
     held.map_err(|e| RestartError::at("reopen", e))?;
     ready();
     // Nobody goes on before everybody is whole.
-    let gated = reopen::meet(gates.as_ref(), group)?;
+    let parties = reopen::meet(gates.as_ref(), group)?;
     reopen::put_on_gpus(gates.as_mut(), &mut stopped, group)?;
+    reopen::meet_on_gpus(parties, group)?;
     stopped.resume();
     Ok(Last {
         resumed: begin.elapsed(),
-        reopened: gated.then(|| reopen::reopen(gates, limit, group)).transpose()?,
+        reopened: parties.any.then(|| reopen::reopen(gates, limit, group)).transpose()?,
     })
 }
 

@@ -7,13 +7,16 @@
 use crate::fail::{Outcome, RestartError};
 use crate::resume::Stopped;
 use belay_image::model::{Job, VmaKind};
-use belay_plugins::gate::{Apart, Gates, LIMIT};
-use belay_plugins::{Brought, Facts, Group, Rebuilder};
-use std::collections::BTreeSet;
+use belay_plugins::gate::{gpu, Apart, Gates, Parties, LIMIT};
+use belay_plugins::{Brought, Group, Rebuilder};
 use std::time::{Duration, Instant};
 
-/// Made known by a node that has gates.
+/// Made known by a node that has gates,
 const FACT: &str = "gate";
+/// and by one where processes use GPUs.
+const GPUS: &str = "gate gpus";
+/// What has failed where others do not go on.
+const TOGETHER: &str = "restart together with the other nodes";
 
 /// The gates of the job's processes, which are shut in the image.
 pub(crate) fn find(job: &Job, rebuilder: &Rebuilder) -> Outcome<Gates> {
@@ -25,18 +28,34 @@ pub(crate) fn find(job: &Job, rebuilder: &Rebuilder) -> Outcome<Gates> {
     rebuilder.gates(objects).map_err(|e| RestartError::at("reopen", e))
 }
 
-/// Meets the other nodes before anything runs; whether there are gates, here or on another one.
-pub(crate) fn meet(gates: Option<&Gates>, group: Option<&dyn Group>) -> Outcome<bool> {
-    let here = gates.is_some_and(|g| !g.is_empty());
+/// Meets the other nodes before anything runs; who takes part, here or on another one.
+pub(crate) fn meet(gates: Option<&Gates>, group: Option<&dyn Group>) -> Outcome<Parties> {
+    let here = Parties {
+        any: gates.is_some_and(|g| !g.is_empty()),
+        gpus: gates.is_some_and(Gates::has_gpus),
+    };
     let Some(group) = group else { return Ok(here) };
-    let fact: Facts = here.then(|| (FACT.to_owned(), String::new())).into_iter().collect();
+    let facts = [(FACT, here.any), (GPUS, here.gpus)];
+    let known = facts.iter().filter(|(_, is_so)| *is_so);
     let met = group.meet(Brought {
-        publish: fact,
-        want: BTreeSet::from([FACT.to_owned()]),
+        publish: known.map(|(name, _)| ((*name).to_owned(), String::new())).collect(),
+        want: facts.iter().map(|(name, _)| (*name).to_owned()).collect(),
         ..Brought::default()
     });
-    let facts = met.map_err(|e| RestartError::at("restart together with the other nodes", e))?;
-    Ok(facts.contains_key(FACT))
+    let facts = met.map_err(|e| RestartError::at(TOGETHER, e))?;
+    Ok(Parties {
+        any: facts.contains_key(FACT),
+        gpus: facts.contains_key(GPUS),
+    })
+}
+
+/// Waits until all nodes have put what uses a GPU back on it: nothing of the job runs before.
+pub(crate) fn meet_on_gpus(parties: Parties, group: Option<&dyn Group>) -> Outcome<()> {
+    let Some(group) = group.filter(|_| parties.gpus) else {
+        return Ok(());
+    };
+    let met = group.meet_late(Brought::default(), gpu::LIMIT);
+    met.map(drop).map_err(|e| RestartError::at(TOGETHER, e))
 }
 
 /// Has the driver put what uses a GPU back on it, before anything runs but the driver's own threads.

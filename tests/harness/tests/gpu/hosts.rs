@@ -56,12 +56,8 @@ pub(crate) fn together(place: &Place, faults: &str, is_refused: bool) -> Result<
 
 /// At a restart nothing runs on one host before all is back on the GPUs of the other: where that fails there, nothing has run.
 pub(crate) fn none_before_all(place: &Place) -> Result<(), Failure> {
-    let label = "gpu-none-before-all";
-    let full = place
-        .work(&format!("{label}-full"), belay_tests::place::User::Root)?
-        .join("full");
-    let (mut job, there) = made(place, label, &format!("FAKE_CUDA=slow FAKE_CUDA_FULL={}", full.display()))?;
-    let beat = job.work.join(BEATS[0]);
+    let (mut job, there) = made(place, "gpu-none-before-all", "slow")?;
+    let (beat, full) = (job.work.join(BEATS[0]), job.work.join("full"));
     // Without a GPU.
     let here = format!(
         "n=0; while :; do n=$((n+1)); printf '%019d\\n' $n > {}; sleep 0.01; done",
