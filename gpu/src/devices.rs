@@ -18,10 +18,16 @@ pub(crate) struct Pair {
     new: [u8; 16],
 }
 
+impl Device {
+    /// Its UUID in hexadecimal digits.
+    pub(crate) fn uuid(&self) -> String {
+        self.uuid.iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.uuid.iter().try_for_each(|b| write!(f, "{b:02x}"))?;
-        write!(f, " {}", self.name.replace(char::is_control, " "))
+        write!(f, "{} {}", self.uuid(), self.name.replace(char::is_control, " "))
     }
 }
 
@@ -41,35 +47,66 @@ impl FromStr for Device {
     }
 }
 
-/// Which GPU of those that the host has takes the place of each that a job `had`: the same one, or else another of its
-/// kind, each for one only. None at all where all are the same.
-pub(crate) fn pairs(had: &[Device], has: &[Device]) -> Result<Vec<Pair>, String> {
-    let is_here = |d: &Device| has.iter().any(|h| h.uuid == d.uuid);
+/// Those of `all` that `named` names, as the driver reads `CUDA_VISIBLE_DEVICES`: places and the beginnings of UUIDs, up to the
+/// first that names none.
+pub(crate) fn visible(all: &[Device], named: &str) -> Vec<Device> {
+    let mut found: Vec<Device> = Vec::new();
+    for word in named.split(',').map(str::trim) {
+        let by_uuid = || {
+            let digits = word.strip_prefix("GPU-")?.replace('-', "").to_ascii_lowercase();
+            all.iter().find(|d| !digits.is_empty() && d.uuid().starts_with(&digits))
+        };
+        let device = match word.parse::<usize>() {
+            Ok(place) => all.get(place),
+            Err(_) => by_uuid(),
+        };
+        match device {
+            Some(device) if !found.contains(device) => found.push(device.clone()),
+            _ => break,
+        }
+    }
+    found
+}
+
+/// Which GPU of those that may be used takes the place of each that a job `had`: the same one, or else another of its
+/// kind, each for one only; where there are several, one that can be claimed, since others may restart here at the same time.
+/// None at all where all are the same.
+pub(crate) fn pairs(had: &[Device], may: &[Device], claim: &mut dyn FnMut(&Device) -> bool) -> Result<Vec<Pair>, String> {
+    let is_here = |d: &Device| may.iter().any(|h| h.uuid == d.uuid);
+    for own in had.iter().filter(|d| is_here(d)) {
+        // Others go elsewhere, where they can.
+        claim(own);
+    }
     if had.iter().all(is_here) {
         return Ok(Vec::new());
     }
-    let mut free: Vec<&Device> = has.iter().filter(|h| !had.iter().any(|d| d.uuid == h.uuid)).collect();
-    let find = |d: &Device| {
+    let mut free: Vec<&Device> = may.iter().filter(|h| !had.iter().any(|d| d.uuid == h.uuid)).collect();
+    let mut find = |d: &Device| {
         if is_here(d) {
             return Ok(Pair {
                 old: d.uuid,
                 new: d.uuid,
             });
         }
-        let Some(at) = free.iter().position(|f| f.name == d.name) else {
-            let names: Vec<&str> = has.iter().map(|h| h.name.as_str()).collect();
+        let of_kind = |f: &&Device| f.name == d.name;
+        let claimed = free.iter().position(|f| of_kind(f) && claim(f));
+        let Some(at) = claimed.or_else(|| free.iter().position(of_kind)) else {
+            let names: Vec<&str> = may.iter().map(|h| h.name.as_str()).collect();
+            let there = match names.as_slice() {
+                [] => "where there are none".to_owned(),
+                names => format!("where there are: {}", names.join(", ")),
+            };
             return Err(format!(
-                "the job had a GPU {} ({d}), and none of this kind is free here, where there are: {}; restart where there is one",
-                d.name,
-                names.join(", ")
+                "the job had a GPU {} ({d}), and none of this kind is free here, {there}",
+                d.name
             ));
         };
         Ok(Pair {
             old: d.uuid,
-            new: free.swap_remove(at).uuid,
+            new: free.remove(at).uuid,
         })
     };
-    had.iter().map(find).collect()
+    had.iter().map(&mut find).collect()
 }
 
 #[cfg(test)]
@@ -88,7 +125,7 @@ mod tests {
         let [a, b, c, other] = [device(1, "A"), device(2, "A"), device(3, "A"), device(4, "B")];
         let of = |had: &[&Device], has: &[&Device]| {
             let own = |d: &[&Device]| d.iter().map(|d| (*d).clone()).collect::<Vec<_>>();
-            let pairs = pairs(&own(had), &own(has))?;
+            let pairs = pairs(&own(had), &own(has), &mut |_| true)?;
             Ok::<_, String>(pairs.iter().map(|p| (p.old[0], p.new[0])).collect::<Vec<_>>())
         };
         assert_eq!(of(&[&a], &[&b, &a]), Ok(vec![]));
@@ -96,6 +133,47 @@ mod tests {
         assert_eq!(of(&[&a, &b], &[&other, &c]).unwrap_err().matches('A').count(), 3);
         assert!(of(&[&other], &[&a]).is_err() && of(&[&a], &[]).is_err());
         assert_eq!(of(&[], &[&a]), Ok(vec![]));
+        // In their order.
+        let d = device(5, "A");
+        assert_eq!(of(&[&a, &b], &[&c, &d]), Ok(vec![(1, 3), (2, 5)]));
+        assert_eq!(of(&[&other, &a, &b], &[&other, &c, &d]), Ok(vec![(4, 4), (1, 3), (2, 5)]));
+    }
+
+    #[test]
+    fn what_others_have_claimed_is_taken_last() {
+        let [a, b, c, d] = [1, 2, 3, 4].map(|n| device(n, "A"));
+        let of = |had: &[Device], may: &[Device], taken: &[u8]| {
+            let mut claimed = Vec::new();
+            let pairs = pairs(had, may, &mut |d| {
+                let free = !taken.contains(&d.uuid[0]);
+                claimed.extend(free.then_some(d.uuid[0]));
+                free
+            });
+            (pairs.unwrap().iter().map(|p| p.new[0]).collect::<Vec<_>>(), claimed)
+        };
+        let both = [c.clone(), d.clone()];
+        assert_eq!(of(std::slice::from_ref(&a), &both, &[]), (vec![3], vec![3]));
+        assert_eq!(of(std::slice::from_ref(&a), &both, &[3]), (vec![4], vec![4]));
+        assert_eq!(of(std::slice::from_ref(&a), &both, &[3, 4]), (vec![3], vec![]));
+        assert_eq!(of(&[a.clone(), b], &[a, c], &[]), (vec![1, 3], vec![1, 3]));
+    }
+
+    #[test]
+    fn those_that_the_environment_names_are_used() {
+        let all: Vec<Device> = (0u8..3).map(|n| device(n * 17, "A")).collect();
+        let named = |text| visible(&all, text).iter().map(|d| d.uuid[0] / 17).collect::<Vec<_>>();
+        assert_eq!(named("2, 0"), [2, 0]);
+        assert_eq!(named("GPU-11111111-1111,GPU-22"), [1, 2]);
+        for (text, those) in [
+            ("", &[][..]),
+            ("-1,0", &[]),
+            ("1,7,0", &[1]),
+            ("0,0", &[0]),
+            ("GPU-", &[]),
+            ("x", &[]),
+        ] {
+            assert_eq!(named(text), those, "{text}");
+        }
     }
 
     #[test]

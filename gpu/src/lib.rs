@@ -21,6 +21,8 @@ mod rest;
 pub use devices::Device;
 use driver::Cuda;
 use rest::Processes;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 /// What the agent asks of the process.
@@ -34,10 +36,18 @@ pub struct Task {
     pub restarted: bool,
     /// The GPUs that they had, where those of this host are to take their places.
     pub had: Vec<Device>,
+    /// What `CUDA_VISIBLE_DEVICES` said where the job was started: which of them may be used.
+    pub visible: Option<String>,
     /// Say which GPUs the host has.
     pub list: bool,
     /// Let them go on, whatever their state, and nothing else.
     pub recover: bool,
+}
+
+/// Claims a GPU on this host, unless another process has: by a name in the abstract namespace, which goes with this process.
+fn claim(device: &Device) -> Option<UnixDatagram> {
+    let name = SocketAddr::from_abstract_name(format!("belay-gpu-{}", device.uuid())).ok()?;
+    UnixDatagram::bind_addr(&name).ok()
 }
 
 /// Serves the control page behind standard input until all goes on again. On standard output it says `gpu UUID NAME` of
@@ -45,12 +55,30 @@ pub struct Task {
 /// work there, and `ready` when it begins.
 pub fn serve(task: Task) -> Result<(), String> {
     let cuda = Cuda::load().map_err(|e| e.to_string())?;
-    let devices = if task.list || !task.had.is_empty() {
+    let mut devices = if task.list || !task.had.is_empty() {
         cuda.devices().map_err(|e| e.to_string())?
     } else {
         Vec::new()
     };
-    let pairs = devices::pairs(&task.had, &devices)?;
+    if let Some(named) = &task.visible {
+        let visible = devices::visible(&devices, named);
+        // Programs of the job may have been told others.
+        if !visible.is_empty() || !task.had.is_empty() {
+            devices = visible;
+        }
+    }
+    // Held until this process ends: by then all that restart here have chosen.
+    let mut claims = Vec::new();
+    let pairs = devices::pairs(&task.had, &devices, &mut |device| {
+        let claimed = claim(device);
+        let is_new = claimed.is_some();
+        claims.extend(claimed);
+        is_new
+    });
+    let pairs = pairs.map_err(|e| match &task.visible {
+        Some(named) => format!("{e} (CUDA_VISIBLE_DEVICES={named}); let it name as many of this kind as before"),
+        None => format!("{e}; restart where there is one"),
+    })?;
     let mut processes = Processes::new(&cuda, task.pids, task.limit, pairs);
     if task.recover {
         return processes.go_on(true).map_err(|e| e.why);

@@ -2,11 +2,12 @@
 // another process may have the state taken off the device and put back, as NVIDIA's driver does (CUDA Driver API, "CUDA
 // Checkpointing").
 //
-// FAKE_CUDA_GPU: a letter, of which the UUID consists, and the name of the kind, of the only GPU that there is ("a Fake
-// GPU"). FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
+// FAKE_CUDA_GPU, or the file /tmp/fake-cuda-gpus: of each GPU a letter, of which the UUID consists, and the name of its kind
+// ("a Fake GPU,b Fake GPU"); what the program makes is on the first one. FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
 // (refused; who asks again makes it FAILED), short (the host has no memory for its state), fail (FAILED), slow (the state is taken off, and put back, in 0.2 s),
 // long (the same in 65 s), whole (the wait of its thread is not to be
 // interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
+// single (a GPU has room for one process),
 // shared (processes of one process group share memory of the device: while one is not running, any call about another one waits).
 // FAKE_CUDA_FULL: a file; where it is there, the device has no memory for who comes back, who then never comes back at all.
 #define _GNU_SOURCE
@@ -181,6 +182,12 @@ static int map(struct allocation *a, int fixed) {
     return 0;
 }
 
+// Whether there is room on the device: with `single` for one process.
+static int fits(void) {
+    struct flock own = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = ((off_t)1 << 58) + control.gpu, .l_len = 1};
+    return !fault("single") || !fcntl(device, F_OFD_SETLK, &own);
+}
+
 static CUresult restore(void) {
     if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
     // As the driver of r580: what has failed once fails for good.
@@ -193,6 +200,7 @@ static CUresult restore(void) {
     }
     device = open(DEVICE, O_RDWR | O_CLOEXEC);
     if (device < 0) return CUDA_ERROR_NO_DEVICE;
+    if (!fits()) return CUDA_ERROR_OUT_OF_MEMORY;
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
         if (!a->at) continue;
         if (map(a, 1)) {
@@ -261,25 +269,49 @@ API cuGetErrorString(CUresult code, const char **text) {
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static const char *gpu(void) {
-    const char *e = getenv("FAKE_CUDA_GPU");
-    return e ? e : "a Fake GPU";
+// The letter of the GPU of this number, and its kind; 0 where there are not so many.
+static int gpu(int number, char *kind, size_t room) {
+    char text[256] = "", *rest = text;
+    FILE *own = fopen("/tmp/fake-cuda-gpus", "re");
+    const char *named = getenv("FAKE_CUDA_GPU");
+    if (own && !fgets(text, sizeof text, own)) text[0] = 0;
+    if (own) fclose(own);
+    else snprintf(text, sizeof text, "%s", named ? named : "a Fake GPU");
+    char *one = strsep(&rest, ",\n");
+    for (; one && number > 0; number--) one = strsep(&rest, ",\n");
+    if (!one || strlen(one) < 3) return 0;
+    snprintf(kind, room, "%s", one + 2);
+    return one[0];
+}
+static int first_gpu(void) {
+    char kind[64];
+    return gpu(0, kind, sizeof kind);
+}
+static int has_gpu(uint32_t letter) {
+    char kind[64];
+    int n = 0, there;
+    while ((there = gpu(n++, kind, sizeof kind)))
+        if ((uint32_t)there == letter) return 1;
+    return 0;
 }
 API cuDeviceGetCount(int *count) {
-    *count = 1;
+    char kind[64];
+    for (*count = 0; gpu(*count, kind, sizeof kind);) ++*count;
     return CUDA_SUCCESS;
 }
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice of) {
-    memset(uuid, gpu()[0], sizeof *uuid);
-    return of == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    char kind[64];
+    int letter = gpu(of, kind, sizeof kind);
+    memset(uuid, letter, sizeof *uuid);
+    return letter ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 API cuDeviceGetName(char *name, int room, CUdevice of) {
-    snprintf(name, (size_t)room, "%s", gpu() + 2);
-    return of == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return gpu(of, name, (size_t)room) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 API cuDeviceGet(CUdevice *at, int ordinal) {
+    char kind[64];
     *at = ordinal;
-    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return gpu(ordinal, kind, sizeof kind) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice ordinal) {
@@ -296,7 +328,8 @@ API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice ordinal) {
         // As the driver's own: it tells two descriptors.
         snprintf(name, sizeof name, "cuda%011x", (unsigned)device);
         pthread_setname_np(thread, name);
-        control.gpu = (uint32_t)gpu()[0];
+        control.gpu = (uint32_t)first_gpu();
+        if (!fits()) return leave(CUDA_ERROR_OUT_OF_MEMORY);
         is_ready = 1;
     }
     *context = (CUcontext)&control;
@@ -468,7 +501,7 @@ API cuCheckpointProcessCheckpoint(int pid, struct arguments *a) {
     return is_zero(a, 0) ? ask(pid, CHECKPOINT, 0) : CUDA_ERROR_INVALID_VALUE;
 }
 API cuCheckpointProcessRestore(int pid, struct restore_arguments *a) {
-    uint32_t word, had, has = (uint32_t)gpu()[0];
+    uint32_t word, had;
     for (int i = 0; i < 13; i++)
         if (a->rest[i]) return CUDA_ERROR_INVALID_VALUE;
     if (GET(pid, gpu, &had)) return CUDA_ERROR_INVALID_VALUE;
@@ -478,10 +511,8 @@ API cuCheckpointProcessRestore(int pid, struct restore_arguments *a) {
         if (a->count != 1 || a->pairs->old.bytes[15] != (char)had) return CUDA_ERROR_INVALID_VALUE;
         word = (uint32_t)a->pairs->new.bytes[15];
     }
-    if (word != has) return CUDA_ERROR_NO_DEVICE;
-    CUresult result = ask(pid, RESTORE, 0);
-    if (result == CUDA_SUCCESS && PUT(pid, gpu, &word)) return CUDA_ERROR_INVALID_VALUE;
-    return result;
+    if (!has_gpu(word)) return CUDA_ERROR_NO_DEVICE;
+    return PUT(pid, gpu, &word) ? CUDA_ERROR_INVALID_VALUE : ask(pid, RESTORE, 0);
 }
 API cuCheckpointProcessUnlock(int pid, struct arguments *a) {
     return is_zero(a, 0) ? ask(pid, UNLOCK, 0) : CUDA_ERROR_INVALID_VALUE;

@@ -25,6 +25,8 @@ pub const DRIVER: &str = "GPU driver";
 pub const LIMIT: Duration = DRIVER_LIMIT;
 /// More is no list of GPUs, bytes.
 const MOST_SAID: usize = 64 << 10;
+/// Which GPUs a program is to see.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// How long the driver may take to begin.
 const BEGIN: Duration = Duration::from_secs(120);
 
@@ -533,9 +535,12 @@ fn belay(pids: &[i32], had: &[String]) -> Command {
     let list = pids.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
     // The same program, also where the file has been replaced by a newer one.
     let mut command = Command::new("/proc/self/exe");
-    // All GPUs of the host, whatever the agent is to see of them.
-    command.env_remove("CUDA_VISIBLE_DEVICES");
     command.args(["gpu", "--processes", &list]).stderr(Stdio::null());
+    // The driver shows it all GPUs of the host, and it keeps to those that the agent is to see.
+    command.env_remove(VISIBLE);
+    if let Ok(named) = std::env::var(VISIBLE) {
+        command.args(["--visible", &named]);
+    }
     command.args(had.iter().flat_map(|device| ["--had", device]));
     command
 }

@@ -66,28 +66,53 @@ fn taken(place: &Place, user: User, how: (&str, &str)) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// Restarts with these GPUs here, of which the environment allows some, and wants a refusal with these words.
+fn not_restarted(job: &mut Job, (gpus, allowed): (&str, &str), words: &[&str]) -> Result<(), Failure> {
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.set("FAKE_CUDA_GPU", gpus);
+    job.set("CUDA_VISIBLE_DEVICES", allowed);
+    job.restart(&[])?;
+    let status = job.wait(LIMIT)?;
+    let said = job.output_text();
+    want(!status.success() && words.iter().all(|w| said.contains(w)), || said)?;
+    job.left_behind()
+}
+
 /// Another GPU of the same kind takes the place of one that is not there; one of another kind does not.
 fn other_gpu(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = launched(place, user, ("", ""))?;
     for gpu in ["b Fake GPU", "b Fake GPU", "c Fake GPU"] {
         job.checkpoint()?;
         job.progress(LIMIT)?;
-        job.kill_all()?;
-        job.clear_beat()?;
-        job.set("FAKE_CUDA_GPU", "d Other");
-        job.restart(&[])?;
-        let status = job.wait(LIMIT)?;
-        let said = job.output_text();
-        want(
-            !status.success() && said.contains("had a GPU Fake GPU") && said.contains("Other"),
-            || said,
-        )?;
-        job.left_behind()?;
+        not_restarted(&mut job, ("d Other", "0"), &["had a GPU Fake GPU", "Other"])?;
         job.set("FAKE_CUDA_GPU", gpu);
         job.restart(&[])?;
         job.progress(LIMIT).map_err(|e| format!("{gpu}: {e}"))?;
     }
     job.checkpoint()?;
+    job.verdict(false, LIMIT)
+}
+
+/// Only those GPUs are used that the environment of the restart allows.
+fn allowed_gpu(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", ""))?;
+    let uuid = format!("GPU-{0}{0}{0}{0}-{0}", "63");
+    for (gpus, allowed) in [("b Fake GPU,c Fake GPU", "1"), ("b Fake GPU,c Fake GPU,d Fake GPU", &uuid)] {
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+        not_restarted(&mut job, (gpus, "7"), &["CUDA_VISIBLE_DEVICES", "Fake GPU"])?;
+        not_restarted(&mut job, ("b Fake GPU,e Other", "1"), &["CUDA_VISIBLE_DEVICES", "Other"])?;
+        job.set("FAKE_CUDA_GPU", gpus);
+        job.set("CUDA_VISIBLE_DEVICES", allowed);
+        job.restart(&[])?;
+        job.progress(LIMIT).map_err(|e| format!("{gpus}: {e}"))?;
+        // It is on the third one, which is all there is now.
+        job.checkpoint()?;
+        job.set("FAKE_CUDA_GPU", "c Fake GPU");
+        job.set("CUDA_VISIBLE_DEVICES", "0");
+        job.crash_and_restart(LIMIT).map_err(|e| format!("{gpus}, then: {e}"))?;
+    }
     job.verdict(false, LIMIT)
 }
 
@@ -438,6 +463,7 @@ fn main() {
     target.by_user("late_once", |_| am_root(), move |p, u, _| once(p, u, ("lock:1", &busy)));
     target.by_user("no_room", |_| am_root(), |p, u, _| lost::no_room(p, u));
     target.by_user("other_gpu", |_| am_root(), |p, u, _| other_gpu(p, u));
+    target.by_user("allowed_gpu", |_| am_root(), |p, u, _| allowed_gpu(p, u));
     target.by_user("given_up", |_| am_root(), |p, u, _| lost::given_up(p, u));
     target.by_user("agent_killed", |_| am_root(), |p, u, rng| agent_killed(p, u, false, rng));
     target.by_user(
@@ -481,6 +507,7 @@ fn main() {
         target.once("together", |p, _| hosts::together(p, "", false));
         target.once("together_refused", |p, _| hosts::together(p, "short:1", true));
         target.once("together_after_long", |p, _| hosts::together(p, "long:1", false));
+        target.once("together_on_one_host", |p, _| hosts::apart_on_one_host(p));
         target.once("together_or_not_at_all", |p, _| hosts::none_before_all(p));
     }
     target.run()

@@ -80,3 +80,29 @@ pub(crate) fn none_before_all(place: &Place) -> Result<(), Failure> {
     job.start_restart()?;
     job.progress_of_all(&BEATS)
 }
+
+/// Parts of two hosts that restart on one, which has two GPUs: each has room for one of them.
+pub(crate) fn apart_on_one_host(place: &Place) -> Result<(), Failure> {
+    let (mut job, there) = made(place, "gpu-on-one-host", "single")?;
+    let program = job.program(place, PROGRAM)?;
+    for (host, gpus) in [(1, "a Fake GPU"), (2, "b Fake GPU"), (3, "c Fake GPU,d Fake GPU")] {
+        job.on_host(host, &["sh", "-c", &format!("echo '{gpus}' > /tmp/fake-cuda-gpus")])?;
+    }
+    let script = format!("ssh h2 {there} & BELAY_TEST_QUIET_PARENT=1 FAKE_CUDA=single {program}; wait");
+    job.launch_words(&["sh", "-c", &script])?;
+    job.progress_of_all(&BEATS)?;
+    job.checkpoint()?;
+    job.progress_of_all(&BEATS)?;
+    for round in 0..2 {
+        job.crash();
+        for beat in BEATS {
+            belay_tests::beat::forget(&job.work.join(beat))?;
+        }
+        job.at = vec![3, 3];
+        job.start_restart()?;
+        job.progress_of_all(&BEATS).map_err(|e| format!("restart {round}: {e}"))?;
+        job.checkpoint()?;
+        job.progress_of_all(&BEATS)?;
+    }
+    job.verdict()
+}
