@@ -19,7 +19,6 @@ const NAME_BYTES: usize = 128;
 const SUCCESS: c_int = 0;
 const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
-const NOT_INITIALIZED: c_int = 3;
 const NO_DEVICE: c_int = 100;
 const OPERATING_SYSTEM: c_int = 304;
 const ILLEGAL_STATE: c_int = 401;
@@ -152,7 +151,13 @@ impl Cuda {
         })
     }
 
-    /// The GPUs that it shows. It is initialised for that, which takes seconds.
+    /// Initialises it, which takes seconds. NVIDIA requires that of who has a state put back, unless the GPU is in persistence
+    /// mode: "CUDA restore requires persistence mode to be enabled or cuInit to have been called before".
+    pub(crate) fn begin(&self) -> Result<(), Refused> {
+        self.done("initialise the GPU driver", || (self.init)(0))
+    }
+
+    /// The GPUs that it shows.
     pub(crate) fn devices(&self) -> Result<Vec<Device>, Refused> {
         let mut count = 0;
         self.done("count the GPUs", || (self.count)(&mut count))?;
@@ -175,15 +180,9 @@ impl Cuda {
         (0..count).map(one).collect()
     }
 
-    /// Calls the driver, which may want to be initialised first: that takes seconds, and most calls do without.
-    fn done(&self, what: &str, mut call: impl FnMut() -> c_int) -> Result<(), Refused> {
-        let mut code = call();
-        if code == NOT_INITIALIZED {
-            code = (self.init)(0);
-            if code == SUCCESS {
-                code = call();
-            }
-        }
+    /// Calls the driver.
+    fn done(&self, what: &str, call: impl FnOnce() -> c_int) -> Result<(), Refused> {
+        let code = call();
         if code == SUCCESS {
             return Ok(());
         }

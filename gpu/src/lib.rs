@@ -55,6 +55,8 @@ fn claim(device: &Device) -> Option<UnixDatagram> {
 /// work there, and `ready` when it begins.
 pub fn serve(task: Task) -> Result<(), String> {
     let cuda = Cuda::load().map_err(|e| e.to_string())?;
+    // While the programs run: whatever follows may have to put states back.
+    cuda.begin().map_err(|e| e.to_string())?;
     let mut devices = if task.list || !task.had.is_empty() {
         cuda.devices().map_err(|e| e.to_string())?
     } else {

@@ -165,6 +165,12 @@ impl Rebuilder {
         Gates::of_restart(files, self.descriptors.parts.get::<OffGpu>())
     }
 
+    /// Whether the process has left its GPU for the checkpoint, and is to be put back.
+    pub fn uses_gpu(&self, pid: i32) -> bool {
+        let off = self.descriptors.parts.get::<OffGpu>();
+        off.is_some_and(|off| off.pids.contains(&pid))
+    }
+
     /// The process whose descriptor table `pid` shares (CLONE_FILES), `pid` itself where it has its own. The owner must
     /// be created first.
     pub fn table_owner(&self, pid: i32) -> i32 {

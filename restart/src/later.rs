@@ -105,13 +105,13 @@ pub(crate) fn touched(p: &Process) -> BTreeSet<u64> {
 
 /// Whether the memory of `p`, one of `all`, can be filled later: nobody else has it or its descriptors, its pages may lie
 /// on any node, and nothing of it was left out of the checkpoint, which is put there through `/proc/PID/mem`: that waits
-/// for nobody.
-pub(crate) fn may_be(p: &Process, all: &[Process], has_own_descriptors: impl Fn(&Process) -> bool) -> bool {
+/// for nobody. Nor does a GPU's driver, when it pins what the process had registered with it.
+pub(crate) fn may_be(p: &Process, all: &[Process], has_own_descriptors: impl Fn(&Process) -> bool, uses_gpu: bool) -> bool {
     let shared = all
         .iter()
         .any(|q| tree::shares_memory(q) && (q.pid == p.pid || q.shares_mm_with == p.pid));
     let anywhere = p.threads.first().is_none_or(|t| t.policy.is_none());
-    tree::is_live(p) && !shared && anywhere && p.left_out.is_none() && has_own_descriptors(p)
+    tree::is_live(p) && !shared && anywhere && !uses_gpu && p.left_out.is_none() && has_own_descriptors(p)
 }
 
 #[cfg(test)]
@@ -174,14 +174,15 @@ mod tests {
     fn memory_that_others_have_is_read_at_once() {
         let mut all = vec![running(7, 1), running(8, 7)];
         let own = |p: &Process| p.pid != 9;
-        assert!(may_be(&all[0], &all, own) && may_be(&all[1], &all, own));
+        assert!(may_be(&all[0], &all, own, false) && may_be(&all[1], &all, own, false));
         all[1].shares_mm_with = 7;
-        assert!(!may_be(&all[0], &all, own) && !may_be(&all[1], &all, own));
+        assert!(!may_be(&all[0], &all, own, false) && !may_be(&all[1], &all, own, false));
         all.push(running(9, 7));
-        assert!(!may_be(&all[2], &all, own), "nor where they have its descriptors");
+        assert!(!may_be(&all[2], &all, own, false), "nor where they have its descriptors");
         all.push(running(10, 7));
-        assert!(may_be(&all[3], &all, own));
+        assert!(may_be(&all[3], &all, own, false));
+        assert!(!may_be(&all[3], &all, own, true), "nor where a driver pins it");
         all[3].left_out = Some(LeftOut::default());
-        assert!(!may_be(&all[3], &all, own), "nor where something was left out");
+        assert!(!may_be(&all[3], &all, own, false), "nor where something was left out");
     }
 }

@@ -40,6 +40,8 @@ static struct {
     // The letter of its GPU, and the thread that serves.
     uint32_t gpu;
     _Atomic uint32_t thread;
+    // It has failed to come back, and never will.
+    uint32_t is_spent;
 } control __attribute__((aligned(4096)));
 
 struct allocation {
@@ -191,11 +193,10 @@ static int fits(void) {
 static CUresult restore(void) {
     if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
     // As the driver of r580: what has failed once fails for good.
-    static int is_spent;
     if (fault("slow")) nap(200000);
-    if (is_spent) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (control.is_spent) return CUDA_ERROR_OPERATING_SYSTEM;
     if (is_full()) {
-        is_spent = 1;
+        control.is_spent = 1;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     device = open(DEVICE, O_RDWR | O_CLOEXEC);
@@ -252,15 +253,17 @@ static void *serve(void *unused) {
     return NULL;
 }
 
+static int is_initialised;
 API cuInit(unsigned flags) {
     (void)flags;
+    is_initialised = 1;
     return CUDA_SUCCESS;
 }
 
 API cuGetErrorString(CUresult code, const char **text) {
     static const struct { CUresult code; const char *text; } all[] = {
         {CUDA_ERROR_INVALID_VALUE, "invalid argument"}, {CUDA_ERROR_OUT_OF_MEMORY, "out of memory"},
-        {CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"},
+        {CUDA_ERROR_NOT_INITIALIZED, "initialization error"}, {CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"},
         {CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"}, {CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"},
         {CUDA_ERROR_NOT_READY, "device not ready"}, {CUDA_ERROR_NOT_SUPPORTED, "operation not supported"}, {CUDA_ERROR_UNKNOWN, "unknown error"},
     };
@@ -501,7 +504,8 @@ API cuCheckpointProcessCheckpoint(int pid, struct arguments *a) {
     return is_zero(a, 0) ? ask(pid, CHECKPOINT, 0) : CUDA_ERROR_INVALID_VALUE;
 }
 API cuCheckpointProcessRestore(int pid, struct restore_arguments *a) {
-    uint32_t word, had;
+    uint32_t word, had, spent = 1;
+    if (!is_initialised) return PUT(pid, is_spent, &spent), CUDA_ERROR_NOT_INITIALIZED;
     for (int i = 0; i < 13; i++)
         if (a->rest[i]) return CUDA_ERROR_INVALID_VALUE;
     if (GET(pid, gpu, &had)) return CUDA_ERROR_INVALID_VALUE;

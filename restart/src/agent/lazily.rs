@@ -38,7 +38,8 @@ pub(super) fn leave_for_later(
 ) -> HashMap<i32, Later> {
     let mut out = HashMap::new();
     let own = |p: &Process| has_own_descriptors(p, job, rebuilder, early);
-    for p in job.processes.iter().filter(|p| later::may_be(p, &job.processes, own)) {
+    let may_be = |p: &&Process| later::may_be(p, &job.processes, own, rebuilder.uses_gpu(p.pid));
+    for p in job.processes.iter().filter(may_be) {
         let Some(pages) = extents.get_mut(&p.pid) else { continue };
         let share = shares.get_mut(&p.pid);
         let kept = share.as_ref().map_or(&[][..], |s| s.kept.as_slice());
