@@ -151,8 +151,8 @@ impl Cuda {
         })
     }
 
-    /// Initialises it, which takes seconds. NVIDIA requires that of who has a state put back, unless the GPU is in persistence
-    /// mode: "CUDA restore requires persistence mode to be enabled or cuInit to have been called before".
+    /// Initialises it, which takes seconds. By its documentation (`cuCheckpointProcessRestore`) who has a state put back must
+    /// have done that, unless the GPU is in persistence mode.
     pub(crate) fn begin(&self) -> Result<(), Refused> {
         self.done("initialise the GPU driver", || (self.init)(0))
     }
