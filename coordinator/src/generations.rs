@@ -11,7 +11,7 @@ mod mark;
 mod status;
 
 pub use draft::{ms, Draft, Facts};
-pub use mark::{mark, unmark};
+pub use mark::{is_marked, mark, unmark};
 pub use status::status;
 
 pub(crate) use status::add_parts;

@@ -225,6 +225,11 @@ impl Engine {
         kept
     }
 
+    /// The directory of the generation that the next one is built on.
+    pub fn base(&self) -> Option<&Path> {
+        self.base.as_deref()
+    }
+
     /// Takes over what a session has learned, now that its generation is committed in directory `generation`.
     pub fn keep(&mut self, session: Session, generation: &Path) {
         self.payoff.learn(&session.stats, session.live.is_empty());

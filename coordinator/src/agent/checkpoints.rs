@@ -314,6 +314,10 @@ impl Agent {
         };
         let stats = session.stats;
         self.tracking.commit(found, session.tables());
+        if let Some(damage) = session.damage() {
+            generations::mark(&path, damage);
+            self.has_rotted();
+        }
         self.engine.keep(session, &path);
         if let Err(failure) = self.tidy() {
             self.note_failure(&failure, true);

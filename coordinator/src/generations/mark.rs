@@ -25,7 +25,7 @@ pub fn mark(generation: &Path, why: &str) {
         written.map_err(|e| belay_image::ImageError::io("write", &path, e))
     };
     // One that is there says when it began.
-    if path.exists() {
+    if is_marked(generation) {
         return;
     }
     match write() {
@@ -46,13 +46,17 @@ pub fn unmark(generation: &Path) {
     }
 }
 
+/// Whether the generation in directory `generation` is marked.
+pub fn is_marked(generation: &Path) -> bool {
+    generation.join(MARK).exists()
+}
+
 /// Why the generation in directory `generation` is marked, where it is.
 pub(super) fn of(generation: &Path) -> Option<String> {
-    let path = generation.join(MARK);
-    if !path.exists() {
+    if !is_marked(generation) {
         return None;
     }
-    let why = files::read(&path, 4 * MAX as u64).unwrap_or_default();
+    let why = files::read(&generation.join(MARK), 4 * MAX as u64).unwrap_or_default();
     let why = crate::failure::plain(&String::from_utf8_lossy(&why));
     Some(if why.is_empty() { "it was found to be".into() } else { why })
 }

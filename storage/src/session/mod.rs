@@ -11,6 +11,7 @@
 //! when a writer is about to want it ([`Session::place_loan`]). Where the job has local tiers, a chunk that is sealed is
 //! moved home.
 
+mod compaction;
 mod compare;
 mod dirty;
 mod held;
@@ -24,13 +25,12 @@ use crate::page_key::PageSecret;
 use crate::place::desk::Place;
 use crate::place::mover::Mover;
 use crate::store::Store;
-use crate::tier::directory::free_bytes;
-use crate::{chunk, compact, StorageError, PAGE};
+use crate::{chunk, StorageError, PAGE};
 use belay_image::extents::{self, Extent};
 use belay_image::manifest::ChunkEntry;
 use belay_image::sections::create_private;
 use belay_image::{ImageError, TableId};
-use belay_kernel::direct::{self, Buffer};
+use belay_kernel::direct;
 use held::Held;
 use new::{New, Open, Spot};
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,6 +98,8 @@ pub struct Session {
     tables: BTreeMap<TableId, Vec<Extent>>,
     /// Why pages are not looked for by their contents, where that does not pay.
     pub(crate) without: Option<String>,
+    /// Damage that was found in what the tables refer to.
+    damage: Option<String>,
     /// What has been done so far.
     pub stats: Stats,
 }
@@ -154,6 +156,7 @@ impl Session {
             secret,
             tables: BTreeMap::new(),
             without: None,
+            damage: None,
             stats: Stats::default(),
         }
     }
@@ -418,81 +421,6 @@ impl Session {
     /// All tables of this checkpoint.
     pub fn tables(&self) -> &BTreeMap<TableId, Vec<Extent>> {
         &self.tables
-    }
-
-    /// Moves what is needed of mostly dead chunks into this session's. Bounded: at most as much as this checkpoint
-    /// wrote, and at least one chunk.
-    pub fn compact(&mut self) -> Result<(), StorageError> {
-        let mut needed: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
-        for e in self.tables.values().flatten().filter(|e| self.live.contains_key(&e.chunk)) {
-            let pages = needed.entry(e.chunk).or_default();
-            pages.extend(e.page..e.page + e.pages() as u32);
-        }
-        let usage: Vec<compact::Usage> = needed
-            .iter()
-            .filter_map(|(id, pages)| {
-                let total = self.live.get(id)?.pages;
-                Some(compact::Usage {
-                    id: *id,
-                    needed: pages.len() as u32,
-                    total,
-                })
-            })
-            .collect();
-        let budget = self.stats.written.max(u64::from(self.chunk_pages));
-        let chosen = compact::choose(&usage, self.chunk_pages, budget);
-        let pages = chosen
-            .iter()
-            .filter_map(|id| needed.get(id))
-            .map(BTreeSet::len)
-            .sum::<usize>();
-        // The chunks that this makes needless go only after the checkpoint, which must not fail for them.
-        let bytes = pages as u64 * PAGE;
-        let is_tight = free_bytes(self.store.directory()).is_ok_and(|free| free < 2 * bytes);
-        if chosen.is_empty() || is_tight {
-            return Ok(());
-        }
-        let mut moved: BTreeMap<(u32, u32), (u32, u32)> = BTreeMap::new();
-        let mut buf = Buffer::default();
-        let mut held = 0;
-        'chunks: for id in chosen {
-            let (Some(entry), Some(pages)) = (self.live.get(&id).copied(), needed.get(&id)) else {
-                continue;
-            };
-            // A chunk that cannot be read stays where it is: the checkpoint is as good as the one before.
-            let Ok(from) = self.store.open(&entry) else { continue };
-            for wanted in compact::windows(pages, COMPACT_PAGES) {
-                let (first, last) = (wanted[0], wanted[wanted.len() - 1]);
-                if from.read(first, last - first + 1, &mut buf).is_err() {
-                    continue;
-                }
-                // What comes from several places is written together.
-                if held == 0 {
-                    self.hold_back(2 * u64::from(COMPACT_PAGES) * PAGE);
-                }
-                held += wanted.len();
-                for page in wanted {
-                    let data = &buf[(page - first) as usize * PAGE as usize..][..PAGE as usize];
-                    match self.append(data, from.hashes[page as usize]) {
-                        Ok(to) => moved.insert((id, page), to),
-                        // Compaction is no reason to fail.
-                        Err(StorageError::Quota { .. } | StorageError::Memory { .. }) => break 'chunks,
-                        Err(e) => return Err(e),
-                    };
-                }
-                if held >= COMPACT_PAGES as usize {
-                    self.write_held()?;
-                    held = 0;
-                }
-            }
-        }
-        self.write_held()?;
-        self.stats.written -= moved.len() as u64;
-        self.stats.moved += moved.len() as u64;
-        for table in self.tables.values_mut() {
-            compact::relocate(table, &moved);
-        }
-        Ok(())
     }
 
     /// Completes the chunks: tables of hashes written, everything durable.

@@ -297,6 +297,35 @@ fn nothing_is_found_in_a_chunk_that_is_damaged() {
     assert!(!session.is_intact(&table), "a chunk that nobody knows");
 }
 
+/// Checkpoint after checkpoint, the chunk of the first one becomes mostly dead, and is damaged: in what is still needed
+/// of it, or beside that.
+#[test]
+fn damage_that_is_found_in_passing_is_told_where_it_is_needed() {
+    let found = |damaged: u64| {
+        let (_s, store) = Scratch::new(&format!("passing-{damaged}"));
+        let mut engine = engine(&store, None);
+        engine.chunk_bytes = 16 * PAGE;
+        let mut session = engine.begin(0).unwrap();
+        put(&mut session, &(0..16).map(|i| (i, i)).collect()).unwrap();
+        let (chunks, _) = commit(&mut engine, session);
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(store.path(chunks[0].id))
+            .unwrap();
+        file.write_all_at(&[0xff], damaged * PAGE).unwrap();
+        let mut session = engine.begin(0).unwrap();
+        // Two pages of the first chunk are left, with one between them that nobody needs.
+        put(
+            &mut session,
+            &(0..16).map(|i| (i, if [2, 4].contains(&i) { i } else { 100 + i })).collect(),
+        )
+        .unwrap();
+        assert_eq!(session.stats.moved > 0, damaged > 4, "compacted: {:?}", session.stats);
+        session.damage().is_some()
+    };
+    assert_eq!([2, 3, 4, 9].map(found), [true, false, true, false]);
+}
+
 /// The first session after a restart of what lies in `chunks`.
 fn first_session(store: &Store, (chunks, table): (&[ChunkEntry], &[Extent])) -> Session {
     let dir: PathBuf = store.directory().join("../gen/000001");

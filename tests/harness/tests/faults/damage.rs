@@ -99,6 +99,29 @@ fn verify_fails(job: &Job, what: &str) -> Result<(), Failure> {
     want(!text(&o).contains("panicked"), || format!("{what}: {}", text(&o)))
 }
 
+/// What `belay verify` finds damaged while the job runs is not built upon: the program still has what it should be.
+pub(super) fn damaged_meanwhile(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = target(place, user, "meanwhile", "16")?;
+    for chunk in files(&job.dir().join("chunks"))?
+        .iter()
+        .filter(|f| f.extension().is_some_and(|e| e == "bpg"))
+    {
+        let mut bytes = io("read", std::fs::read(chunk))?;
+        bytes.iter_mut().step_by(16 * 4096).for_each(|byte| *byte ^= 1);
+        io("write", std::fs::write(chunk, bytes))?;
+    }
+    verify_fails(&job, "all chunks")?;
+    job.checkpoint()?;
+    let dir = job.dir().display().to_string();
+    let o = output(job.belay(&["verify", &dir]), LIMIT)?;
+    want(text(&o).contains("generation 2: whole"), || text(&o))?;
+    job.kill_all()?;
+    job.clear_beat()?;
+    job.restart(&["--generation", "2"])?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// Truncated and bit-flipped files: verify notices each, restart refuses.
 pub(super) fn damaged(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     // Without stored libraries: of those a restart needs what this machine lacks.

@@ -53,7 +53,7 @@ fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("faults", &["fault_target", "proc_chain", "proc_vforkend"]);
-    let tests: [(&str, Test); 18] = [
+    let tests: [(&str, Test); 19] = [
         ("command_ending", kills::command_ending),
         ("left_behind", kills::left_behind),
         ("command_killed", kills::command_killed),
@@ -67,6 +67,7 @@ fn main() {
         ("disk_full", damage::disk_full),
         ("full_everywhere", damage::full_everywhere),
         ("damaged", damage::damaged),
+        ("damaged_meanwhile", damage::damaged_meanwhile),
         ("falls_back", damage::falls_back),
         ("shared_chunk", damage::shared_chunk),
         ("foreign", damage::foreign),
