@@ -7,7 +7,7 @@ use belay_image::manifest::{Declared, Dirty, FileEntry, Manifest, Taken, MANIFES
 use belay_image::sections;
 use belay_storage::session::Session;
 use belay_wire::{GenerationStatus, Phase};
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -102,11 +102,22 @@ impl Draft {
             .map_err(|e| Failure::io(format!("write {}", path.display()), &e))?;
         sync_dir(&self.path)?;
         let target = self.target();
-        std::fs::rename(&self.path, &target).map_err(|e| Failure::io(format!("commit {}", target.display()), &e))?;
-        sync_dir(&self.dir)?;
+        let dir = File::open(&self.dir).map_err(|e| Failure::io(format!("open {}", self.dir.display()), &e))?;
+        publish(&self.path, &target, &dir).map_err(|e| Failure::io(format!("commit {}", target.display()), &e))?;
         let number = self.number;
         Ok(Generation::open(number, target).status())
     }
+}
+
+/// Gives what is in directory `dir` another name there, for good. Where that fails it has its old one: other nodes are told
+/// that there is no such generation.
+fn publish(from: &Path, to: &Path, dir: &File) -> io::Result<()> {
+    std::fs::rename(from, to)?;
+    dir.sync_all().inspect_err(|_| {
+        if let Err(e) = std::fs::rename(to, from) {
+            tracing::error!(path = %to.display(), error = %e, "a generation that has failed stays");
+        }
+    })
 }
 
 impl Drop for Draft {
@@ -117,5 +128,29 @@ impl Drop for Draft {
                 tracing::warn!(path = %self.path.display(), error = %e, "dropped generation could not be removed");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn a_generation_whose_commit_fails_is_none() {
+        let dir = std::env::temp_dir().join(format!("belay-publish-{}", std::process::id()));
+        let [from, to] = [".tmp-3", "000003"].map(|name| dir.join(name));
+        std::fs::create_dir_all(&from).unwrap();
+        // By such a descriptor nothing can be synced.
+        let only_path = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH)
+            .open(&dir)
+            .unwrap();
+        assert!(publish(&from, &to, &only_path).is_err());
+        assert!(from.exists() && !to.exists());
+        publish(&from, &to, &File::open(&dir).unwrap()).unwrap();
+        assert!(!from.exists() && to.exists());
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }
