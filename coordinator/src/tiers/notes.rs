@@ -20,6 +20,8 @@ use std::path::PathBuf;
 const MAX_NOTES: u64 = 1 << 30;
 /// Version of the notes.
 const FORMAT: u32 = 1;
+/// No number from here on is believed where nothing is known but a name: whoever writes to a tier can make names.
+const BELIEVED: u64 = MAX_NUMBER / 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Notes {
@@ -163,10 +165,10 @@ pub(crate) fn decode(text: &[u8]) -> Option<Known> {
     };
     (notes.format == FORMAT).then(|| Known {
         generations: notes.manifests.into_iter().filter_map(decode).collect(),
-        doubtful: notes.doubtful.into_iter().filter(|n| *n < MAX_NUMBER).collect(),
+        doubtful: notes.doubtful.into_iter().filter(|n| *n < BELIEVED).collect(),
         keys: notes.keys,
-        locked: notes.locked.into_iter().filter(|(n, _)| *n < MAX_NUMBER).collect(),
-        newest: notes.newest.filter(|n| *n < MAX_NUMBER),
+        locked: notes.locked.into_iter().filter(|(n, _)| *n < BELIEVED).collect(),
+        newest: notes.newest.filter(|n| *n < BELIEVED),
     })
 }
 
@@ -295,6 +297,15 @@ mod tests {
         record::remove_all(dir.path()).unwrap();
         assert_eq!(held(&dir).unwrap(), 0, "given up");
         std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_name_alone_does_not_use_up_all_numbers() {
+        let notes =
+            |n: u64| format!(r#"{{"format":1,"manifests":[],"doubtful":[{n},4],"locked":{{"{n}":"why","5":"why"}},"newest":{n}}}"#);
+        let known = decode(notes(MAX_NUMBER - 1).as_bytes()).unwrap();
+        assert_eq!((known.numbers().collect(), known.highest()), (vec![4, 5], Some(5)));
+        assert_eq!(decode(notes(6).as_bytes()).unwrap().highest(), Some(6));
     }
 
     #[test]
