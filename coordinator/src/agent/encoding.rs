@@ -190,7 +190,9 @@ impl Agent {
     /// Before a checkpoint: what has been found damaged is not built upon, because the program still has what it should be.
     pub(super) fn leave_what_is_rotten(&mut self) {
         self.hear_of_rot();
-        if self.encoding.rotten.swap(false, Ordering::Relaxed) {
+        // Somebody else may have read it: `belay verify` does, while the job runs.
+        let is_marked = self.engine.base().is_some_and(generations::is_marked);
+        if self.encoding.rotten.swap(false, Ordering::Relaxed) || is_marked {
             tracing::warn!("what has been stored is damaged; all is stored again");
             self.engine.distrust();
             self.tracking.forget();
@@ -314,17 +316,15 @@ impl Agent {
         let mut record = Record::new(status, name_here(), rows);
         (record.scheme, record.parity) = (settings.scheme, settings.parity);
         let cancel = meeting.cancel.clone();
-        let of = |number: u64| -> Result<Option<Before>, Failure> {
-            let record = Record::read(self.dir.path(), number)?;
-            Ok(record.map(|r| Before {
+        let of = |number: u64| -> Option<Before> {
+            let read = Record::read(self.dir.path(), number);
+            let record = read.inspect_err(|e| tracing::warn!(error = %e, generation = number, "all is encoded anew"));
+            record.ok().flatten().map(|r| Before {
                 generation: number,
                 groups: r.groups,
-            }))
+            })
         };
-        let before = match (of(generation)?, self.encoding.redundant) {
-            (None, Some(newest)) => of(newest)?,
-            (same, _) => same,
-        };
+        let before = of(generation).or_else(|| self.encoding.redundant.and_then(of));
         let round = Round {
             meeting,
             settings,

@@ -175,6 +175,10 @@ fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
         return Err(format!("a checkpoint with a damaged chunk: {said}"));
     }
     checkpoint(&job).map_err(|e| format!("after one with a damaged chunk: {e}"))?;
+    // The next one begins from what is known of the last.
+    let flip_record = r#"f=$(ls "$0"/redundant/0*.json | tail -n 1); printf X | dd of="$f" bs=1 seek=20 conv=notrunc status=none"#;
+    job.on_host(1, &["sh", "-c", flip_record, &job.dir()])?;
+    checkpoint(&job).map_err(|e| format!("after a record has been damaged: {e}"))?;
     job.crash();
     flip(&job, 3, "*/chunks/pages-*.bpg", 5000)?;
     job.restart_at(&[]).map_err(|e| format!("a chunk is damaged: {e}"))?;
