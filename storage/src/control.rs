@@ -23,7 +23,7 @@ impl Control {
     }
 
     /// Why the generation itself could not be read. Whoever has written it is not to build upon what has rotted.
-    pub(crate) fn note(&self, own: &StorageError) {
+    pub fn note(&self, own: &StorageError) {
         if let StorageError::Image(e) = own {
             if is_rotten(e) {
                 self.rotten.store(true, Ordering::Relaxed);

@@ -241,7 +241,8 @@ impl Durable {
         control: &Control,
     ) -> Result<Flushed, Failure> {
         // The flush compares all else with its checksums on the way.
-        verify::byte_strings(generation)?;
+        let own = verify::byte_strings(generation).map_err(StorageError::from);
+        own.inspect_err(|e| control.note(e))?;
         self.describe(d)?;
         Ok(flush::flush(
             generation,
@@ -545,3 +546,6 @@ pub fn check_level(d: &Description, level: belay_wire::Level) -> Result<(), Fail
 }
 
 pub use fetching::Fetched;
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ pub(super) fn make(
     let (mut tidied, mut whole) = (false, false);
     let mut is_whole = || {
         if !std::mem::replace(&mut whole, true) {
-            check_here(generation, control).inspect_err(|e| control.note(e))?;
+            check_here(generation, control)?;
         }
         Ok(())
     };
@@ -66,8 +66,12 @@ fn remove_useless(tier: &dyn Tier, catalogue: &mut Catalogue, (manifest, sum): (
     Ok(())
 }
 
-/// Reads all of the generation in directory `generation`, and compares it with its checksums.
+/// Reads all of the generation in directory `generation`, and compares it with its checksums; `control` notes what is rotten.
 pub fn check_here(generation: &Path, control: &Control) -> Result<(), StorageError> {
+    compare(generation, control).inspect_err(|e| control.note(e))
+}
+
+fn compare(generation: &Path, control: &Control) -> Result<(), StorageError> {
     let manifest = Manifest::read(generation)?;
     let store = Store::of_generation(generation);
     for entry in &manifest.chunks {

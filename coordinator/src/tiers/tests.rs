@@ -1,0 +1,144 @@
+//! Flushes of generations that are made here, of jobs with and without parts.
+
+use super::*;
+use crate::generations::{self, Draft, Facts};
+use crate::jobdir::Access;
+use crate::nodes::remote::RemoteShell;
+use crate::nodes::seat::part_dir;
+use crate::nodes::table::Row;
+use belay_image::blobs::BlobWriter;
+use belay_image::manifest::{FileEntry, Taken};
+use belay_image::sections::{Kind as Section, SectionFile};
+use belay_image::{BLOB_FILE, JOB_FILE};
+use belay_storage::engine::{Engine, Options};
+use belay_storage::store::Store;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A job directory, and a directory that is its tier `t`.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+impl Scratch {
+    fn new(test: &str) -> Self {
+        let base = std::env::temp_dir().join(format!("belay-tiers-{test}-{}", std::process::id()));
+        let d = Description {
+            across_hosts: true,
+            ..Description::new(Some("job".into()), vec!["x".into()])
+        };
+        std::fs::create_dir_all(base.join("pfs")).unwrap();
+        JobDir::create(&base.join("job")).unwrap().describe(&d).unwrap();
+        Self(base)
+    }
+
+    fn job(&self) -> JobDir {
+        JobDir::open(&self.0.join("job"), Access::Own).unwrap()
+    }
+
+    fn durable(&self) -> Durable {
+        let tier = serde_json::json!({ "name": "t", "kind": "pfs", "path": self.0.join("pfs") });
+        let tier = serde_json::from_value(tier).unwrap();
+        Durable::open(&tier, &self.job().description().unwrap(), To::Use).unwrap()
+    }
+
+    /// Commits generation `number` with these parts; where it lies.
+    fn commit(&self, number: u64, parts: &[u64]) -> PathBuf {
+        let (job, d) = (self.job(), self.job().description().unwrap());
+        for tag in parts {
+            std::fs::create_dir_all(job.path().join("nodes")).unwrap();
+            let part = JobDir::create(&part_dir(job.path(), *tag)).unwrap();
+            part.describe(&d).unwrap();
+            make(&part, number, *tag, &[]);
+        }
+        make(&job, number, 0, parts)
+    }
+
+    /// Flushes the generation in `path` to `durable`.
+    fn flush(&self, durable: &mut Durable, path: &Path) -> Result<Flushed, Failure> {
+        let (job, d) = (self.job(), self.job().description().unwrap());
+        durable.flush(&job, &d, (path, None), &Control::default())
+    }
+}
+
+/// Commits generation `number` of the part `tag` in `dir`.
+fn make(dir: &JobDir, number: u64, tag: u64, parts: &[u64]) -> PathBuf {
+    let draft = Draft::create(&dir.generations(), number).unwrap();
+    let mut blobs = BlobWriter::create(&draft.path.join(BLOB_FILE)).unwrap();
+    let data = blobs.put(format!("generation {number} of {tag}").as_bytes()).unwrap();
+    drop(blobs);
+    let mut job = SectionFile::new();
+    job.push_json(Section::Job, &serde_json::json!({ "data": data })).unwrap();
+    job.write(&draft.path.join(JOB_FILE)).unwrap();
+    let row = |tag: &u64| Row {
+        tag: *tag,
+        words: RemoteShell::parse("ssh", &[format!("h{tag}"), "x".into()]).unwrap(),
+        standin: 1,
+        first: 0,
+        on: String::new(),
+        share: None,
+    };
+    let mut files: Vec<FileEntry> = [JOB_FILE, BLOB_FILE].map(|name| entry(&draft.path, name)).into();
+    if !parts.is_empty() {
+        files.push(table::write(&draft.path, &parts.iter().map(row).collect::<Vec<_>>()).unwrap());
+    }
+    let mut engine = Engine::new(Store::of_generation(&draft.path), Options::default()).unwrap();
+    let facts = Facts {
+        blocked: Duration::ZERO,
+        phases: Vec::new(),
+        processes: 1,
+        threads: 1,
+        taken: Taken {
+            mode: "stopped".into(),
+            reason: "a test".into(),
+            stops: 1,
+        },
+        left_out: None,
+        declared: None,
+        dirty: None,
+    };
+    let target = draft.target();
+    draft.commit(files, &mut engine.begin(0).unwrap(), &facts).unwrap();
+    target
+}
+
+/// As a checkpoint lists it: the job file with its checksum, the byte strings without.
+fn entry(dir: &Path, name: &str) -> FileEntry {
+    let bytes = std::fs::read(dir.join(name)).unwrap();
+    FileEntry {
+        name: name.into(),
+        bytes: bytes.len() as u64,
+        xxh3: (name == JOB_FILE).then(|| belay_image::checksum(&bytes)),
+    }
+}
+
+/// Flips a bit of the first byte string of the generation in `path`.
+fn rot(path: &Path) {
+    let blobs = path.join(BLOB_FILE);
+    let mut bytes = std::fs::read(&blobs).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(blobs, bytes).unwrap();
+}
+
+#[test]
+fn a_byte_string_that_a_flush_finds_damaged_is_marked() {
+    let s = Scratch::new("rotten");
+    for (number, parts, rotten) in [(1, &[][..], 0), (2, &[1, 2], 0), (3, &[1, 2], 2)] {
+        let path = s.commit(number, parts);
+        let of = |tag: u64| match tag {
+            0 => path.clone(),
+            tag => parts::generation_of(s.job().path(), tag, &path),
+        };
+        rot(&of(rotten));
+        let f = s.flush(&mut s.durable(), &path).unwrap_err();
+        assert!(f.to_string().contains(BLOB_FILE), "{f}");
+        let found = generations::list(&s.job().generations()).unwrap();
+        let found = found.iter().find(|g| g.number == number).unwrap();
+        let why = found.damage.as_deref().unwrap_or_default();
+        assert!(why.contains(BLOB_FILE), "{number}: {why}");
+    }
+}
