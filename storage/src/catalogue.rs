@@ -124,12 +124,18 @@ pub fn mark(tier: &dyn Tier, key: &str, why: &str) -> bool {
 
 /// Key of the record of a generation.
 pub fn record_key(generation: u64, manifest: &[u8]) -> String {
-    format!("gen/{generation:06}-{:016x}.json", checksum(manifest))
+    name_of(generation, checksum(manifest))
 }
 
-/// The generation whose record has this key.
+fn name_of(generation: u64, sum: u64) -> String {
+    format!("gen/{generation:06}-{sum:016x}.json")
+}
+
+/// The generation whose record has this key; none where no record has such a name.
 fn number_of(key: &str) -> Option<u64> {
-    key.strip_prefix("gen/")?.split_once('-')?.0.parse().ok()
+    let (number, sum) = key.strip_prefix("gen/")?.strip_suffix(".json")?.split_once('-')?;
+    let (number, sum) = (number.parse().ok()?, u64::from_str_radix(sum, 16).ok()?);
+    (name_of(number, sum) == key).then_some(number)
 }
 
 /// What a tier holds.
@@ -379,11 +385,14 @@ impl Catalogue {
         let stays = |g: &Listed| g.manifest.generation >= oldest || Some(&g.key) == complete.as_ref();
         self.remove_records(tier, &stays)?;
         // What is whole now has been written again. Anything else is perhaps only read wrongly today: it goes when another
-        // record of its generation is whole, or, if somebody has asked for it, a newer generation is.
+        // record of its generation is whole, or, if somebody has asked for it, a newer generation is, or any where it is
+        // not sealed as the job's own are.
         let is_whole = |key: &str| self.generations.iter().any(|g| g.key == key);
         self.faults.retain(|(key, _)| !is_whole(key));
-        let is_old = |key: &str, n| self.distrusted.contains(key) && whole.last().is_some_and(|newest| n < *newest);
-        let goes = |key: &str| number_of(key).is_some_and(|n| whole.contains(&n) || is_old(key, n));
+        let is_old = |n| whole.last().is_some_and(|newest| n < *newest);
+        let is_foreign = |key: &str| self.sealing.is_some() && !self.keys.contains_key(key);
+        let is_unwanted = |key: &str, n| self.distrusted.contains(key) && (is_old(n) || is_foreign(key));
+        let goes = |key: &str| number_of(key).is_some_and(|n| whole.contains(&n) || is_unwanted(key, n));
         for (key, _) in self.faults.iter().filter(|(key, _)| goes(key)) {
             tier.delete(key)?;
         }
@@ -469,10 +478,10 @@ impl Catalogue {
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.
     pub fn has_unreadable_records(&self) -> bool {
         let mut unread = self.faults.iter().chain(&self.locked).chain(&self.unread);
-        unread.any(|(key, _)| key.starts_with("gen/"))
+        unread.any(|(key, _)| number_of(key).is_some())
     }
 
-    /// Removes the packs that no record needs; the bytes freed.
+    /// Removes the packs that no record needs, and what lies among the records and is none; the bytes of packs freed.
     pub fn collect(&mut self, tier: &dyn Tier) -> Result<u64, StorageError> {
         if self.has_unreadable_records() {
             return Ok(0);

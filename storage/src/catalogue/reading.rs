@@ -1,6 +1,6 @@
 //! Reading what a tier holds. What of it cannot be used is set aside, by name: only what needs that is out of reach.
 
-use super::{Catalogue, Listed, MAX_RECORD};
+use super::{number_of, Catalogue, Listed, MAX_RECORD};
 use crate::pack::{Index, PackRef};
 use crate::tier::{read_whole, Tier};
 use crate::StorageError;
@@ -78,14 +78,20 @@ impl Catalogue {
     fn read_records(&mut self, tier: &dyn Tier) -> Result<(), StorageError> {
         for o in tier.list("gen")? {
             self.bytes += o.bytes;
-            let bytes = match read_whole(tier, &o.key, MAX_RECORD) {
+            // Whoever has put that there, it is no generation, whatever it says.
+            if number_of(&o.key).is_none() {
+                self.faults.push((o.key, "no record has such a name".into()));
+                continue;
+            }
+            let bytes = read_whole(tier, &o.key, MAX_RECORD);
+            self.is_sealed_with(&o.key, tier.key_of(&o.key));
+            let bytes = match bytes {
                 Ok(bytes) => bytes,
                 Err(e) => {
                     self.set_aside(tier, &o.key, e)?;
                     continue;
                 }
             };
-            self.is_sealed_with(&o.key, tier.key_of(&o.key));
             match Listed::decode(&o.key, &bytes) {
                 Ok(listed) => self.generations.push(listed),
                 Err(reason) => self.faults.push((o.key, reason)),

@@ -5,6 +5,7 @@ use super::*;
 use crate::seal::Keys;
 use crate::testing::Scratch;
 use crate::tier::sealed::Sealed;
+use crate::tier::write_whole;
 use std::sync::Arc;
 
 /// The tier with these keys, each as one digit.
@@ -135,6 +136,59 @@ fn what_was_put_there_by_others_is_never_brought() {
     }
     lose_job(&s);
     assert_eq!(bring(&s, &[&open(&s, "a")]).unwrap(), 1);
+}
+
+#[test]
+fn what_others_put_there_keeps_nothing_from_going() {
+    let s = Scratch::new("sealing");
+    let mut engine = s.engine();
+    let (below, tier) = (s.tier("pfs"), open(&s, "a"));
+    let foreign = ["gen/x", "gen/99999999-0.json", "gen/000001-0123456789abcdef.json/y"];
+    let later = "gen/99999999-0123456789abcdef.json";
+    for key in foreign.iter().chain([&later]) {
+        write_whole(&below, key, b"somebody else's").unwrap();
+    }
+    let is_there = |key: &str| below.length(key).unwrap().is_some();
+    let one = Options { keep: 1, ..options() };
+    for n in 1..=2 {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+        run(&s, n, &tier, &one).unwrap();
+    }
+    // It has the name of a record, and may be one that is only read wrongly today.
+    assert!(is_there(later) && below.list("packs").unwrap().iter().any(|o| o.key.starts_with("packs/000001")));
+    // Somebody has asked for it: what the job writes is sealed.
+    let mut checked = read(&tier).forgotten();
+    s.commit(&mut engine, 3, &Scratch::memory(50, 3));
+    let (control, none) = (Control::default(), &mut &[][..]);
+    flush(&s.generation(3), &tier, &one, &mut checked, none, &control).unwrap();
+    assert!(
+        !foreign.iter().chain([&later]).any(|key| is_there(key)),
+        "{:?}",
+        below.list("gen").unwrap()
+    );
+    assert!(below.list("packs").unwrap().iter().all(|o| o.key.starts_with("packs/000003")));
+    assert_eq!((numbers(&tier), checked.faults), (vec![3], vec![]));
+}
+
+#[test]
+fn what_was_sealed_stays_where_its_number_is_that_of_a_later_generation() {
+    let s = Scratch::new("sealing");
+    let mut engine = s.engine();
+    let (below, tier) = (s.tier("pfs"), open(&s, "a"));
+    for n in 1..=2 {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+    }
+    run(&s, 2, &tier, &options()).unwrap();
+    let record = below.list("gen").unwrap().remove(0).key;
+    let path = s.0.join("pfs").join(&record);
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(path, bytes).unwrap();
+    let mut checked = read(&tier).forgotten();
+    let (control, none) = (Control::default(), &mut &[][..]);
+    flush(&s.generation(1), &tier, &options(), &mut checked, none, &control).unwrap();
+    assert!(below.length(&record).unwrap().is_some());
+    assert_eq!(checked.faults.len(), 1, "{:?}", checked.faults);
 }
 
 fn same_key() -> Arc<Keys> {

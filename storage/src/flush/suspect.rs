@@ -159,3 +159,23 @@ fn only_what_contradicts_its_checksum_is_suspect_and_what_is_whole_after_all_is_
     assert_eq!(running.whole().len(), 1, "also for who had seen the mark");
     assert_eq!((tier.list("suspect").unwrap(), numbers(&tier)), (vec![], vec![1]));
 }
+
+#[test]
+fn what_has_no_name_of_a_record_is_none() {
+    let s = Scratch::new("foreign");
+    let tier = s.tier("pfs");
+    let mut engine = s.engine();
+    let foreign = ["gen/x", "gen/1-0123456789abcdef.json", "gen/000001-0123456789ABCDEF.json"];
+    for key in foreign {
+        write_whole(&tier, key, b"no record").unwrap();
+    }
+    s.commit(&mut engine, 1, &Scratch::memory(20, 1));
+    let c = Catalogue::read(&tier, &Catalogue::default()).unwrap();
+    assert_eq!(
+        (c.faults.len(), c.numbers().len()),
+        (foreign.len(), 0),
+        "it is told, and has no number"
+    );
+    run(&s, 1, &tier, &options()).unwrap();
+    assert_eq!((numbers(&tier), tier.list("gen").unwrap().len()), (vec![1], 1));
+}
