@@ -283,9 +283,21 @@ impl Durable {
 
     /// Whether something of generation `g`, here or at a part, may be as good as ever and cannot be read now.
     fn is_out_of_reach(&self, g: &Listed) -> bool {
-        let is_shut = |d: &Durable| !d.catalogue.unread.is_empty() || !d.catalogue.locked.is_empty();
-        let mut parts = g.record.parts.iter().filter_map(|p| self.parts.get(&p.tag));
-        self.catalogue.is_out_of_reach(g) || parts.any(is_shut)
+        self.catalogue.is_out_of_reach(g) || self.obstacle_at_parts(g).is_some()
+    }
+
+    /// Why the parts of generation `g` may have it as whole as ever, and it cannot be read now.
+    fn obstacle_at_parts(&self, g: &Listed) -> Option<Failure> {
+        let mut parts = g
+            .record
+            .parts
+            .iter()
+            .filter_map(|p| Some((p.tag, &self.parts.get(&p.tag)?.catalogue)));
+        parts.find_map(|(tag, c)| {
+            let lock = c.locked.first().map(|lock| self.lacks_key(lock));
+            let shut = lock.or_else(|| c.unread.first().map(|unread| self.not_read(unread)));
+            shut.map(|f| Failure::new(f.exit, format!("part {tag}: {f}")))
+        })
     }
 
     /// Numbers of the generations that are whole and can be read.

@@ -255,6 +255,11 @@ impl Durable {
         let (beside, elsewhere) = match source {
             Source::Here(rows) => (rows.clone(), None),
             Source::There(members) => (Vec::new(), Some(members.are_whole())),
+            let mut named = self.catalogue.generations.iter().filter(|g| g.key == key);
+            if let Some(shut) = named.find_map(|g| self.obstacle_at_parts(g)) {
+                // It may all be there: the next flush finds out.
+                return Err(shut);
+            }
         };
         let (mut pruned, mut whole) = (false, false);
         let mut is_whole = || {

@@ -10,9 +10,14 @@ use belay_image::blobs::BlobWriter;
 use belay_image::manifest::{FileEntry, Taken};
 use belay_image::sections::{Kind as Section, SectionFile};
 use belay_image::{BLOB_FILE, JOB_FILE};
+use belay_kernel::direct::Buffer;
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
+use belay_storage::tier::{failed, Object, Put};
+use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A job directory, and a directory that is its tier `t`.
@@ -46,6 +51,27 @@ impl Scratch {
         Durable::open(&tier, &self.job().description().unwrap(), To::Use).unwrap()
     }
 
+    /// What the tier holds of part `tag`.
+    fn folder_of(&self, tag: u64) -> PathBuf {
+        let d = self.job().description().unwrap();
+        self.0.join("pfs").join(parts::described(&d, tag).folder())
+    }
+
+    /// The tier, with which `event` happens where part `tag` has its own.
+    fn eventful(&self, tag: u64, event: Event) -> Durable {
+        let mut durable = self.durable();
+        let part = durable.part(&self.job().description().unwrap(), tag).unwrap();
+        part.tier = Box::new(Eventful(Directory::open("t", &self.folder_of(tag)).unwrap(), event));
+        durable
+    }
+
+    /// Numbers of the generations that are whole on the tier.
+    fn whole(&self) -> Vec<u64> {
+        let mut durable = self.durable();
+        durable.look(&self.job(), &self.job().description().unwrap()).unwrap();
+        durable.readable()
+    }
+
     /// Commits generation `number` with these parts; where it lies.
     fn commit(&self, number: u64, parts: &[u64]) -> PathBuf {
         let (job, d) = (self.job(), self.job().description().unwrap());
@@ -62,6 +88,61 @@ impl Scratch {
     fn flush(&self, durable: &mut Durable, path: &Path) -> Result<Flushed, Failure> {
         let (job, d) = (self.job(), self.job().description().unwrap());
         durable.flush(&job, &d, (path, None), &Control::default())
+    }
+}
+
+/// What becomes of a tier.
+#[derive(Debug)]
+enum Event {
+    /// The record of this generation cannot be read, once, after it has been read so often.
+    Shut(u64, AtomicU32),
+    /// It is removed by somebody else then.
+    Gone(u64, AtomicU32),
+}
+
+/// A tier with which something happens.
+#[derive(Debug)]
+struct Eventful(Directory, Event);
+
+type Of<T> = Result<T, StorageError>;
+
+impl Tier for Eventful {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn put<'a>(&'a self, key: &str) -> Of<Box<dyn Put + 'a>> {
+        self.0.put(key)
+    }
+    fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Of<()> {
+        match &self.1 {
+            Event::Shut(of, n) | Event::Gone(of, n)
+                if key.starts_with(&format!("gen/{of:06}")) && n.fetch_sub(1, Ordering::Relaxed) == 0 =>
+            {
+                if matches!(self.1, Event::Gone(..)) {
+                    self.0.delete(key)?;
+                }
+                Err(failed(self.name(), "read", key, io::ErrorKind::PermissionDenied.into()))
+            }
+            Event::Shut(..) | Event::Gone(..) => self.0.get(key, range, buf),
+        }
+    }
+    fn length(&self, key: &str) -> Of<Option<u64>> {
+        self.0.length(key)
+    }
+    fn list(&self, prefix: &str) -> Of<Vec<Object>> {
+        self.0.list(prefix)
+    }
+    fn delete(&self, key: &str) -> Of<()> {
+        self.0.delete(key)
+    }
+    fn sync(&self) -> Of<()> {
+        self.0.sync()
+    }
+    fn free(&self) -> Of<Option<u64>> {
+        self.0.free()
+    }
+    fn clear(&self) -> Of<u64> {
+        self.0.clear()
     }
 }
 
@@ -141,4 +222,23 @@ fn a_byte_string_that_a_flush_finds_damaged_is_marked() {
         let why = found.damage.as_deref().unwrap_or_default();
         assert!(why.contains(BLOB_FILE), "{number}: {why}");
     }
+}
+
+#[test]
+fn a_record_of_a_part_that_cannot_be_read_now_costs_no_generation() {
+    let s = Scratch::new("passing");
+    let path = s.commit(1, &[1, 2]);
+    let records = || s.durable().tier.list("gen").unwrap().len();
+    // It is read once when it is written.
+    let f = s.flush(&mut s.eventful(1, Event::Shut(1, 1.into())), &path).unwrap_err();
+    assert!(f.to_string().contains("cannot be read"), "{f}");
+    assert_eq!((records(), s.whole()), (1, vec![1]));
+    s.flush(&mut s.durable(), &path).unwrap();
+    // One that has gone does.
+    let path = s.commit(2, &[1, 2]);
+    let f = s.flush(&mut s.eventful(1, Event::Gone(2, 1.into())), &path).unwrap_err();
+    assert!(f.to_string().contains("another job directory"), "{f}");
+    assert_eq!((records(), s.whole()), (1, vec![1]));
+    s.flush(&mut s.durable(), &path).unwrap();
+    assert_eq!(s.whole(), [1, 2]);
 }
