@@ -400,8 +400,8 @@ impl Durable {
     fn collect_old(&mut self, dir: &JobDir, keep: u32) -> Result<u64, Failure> {
         let (d, tags) = (dir.description()?, self.tags());
         self.read_parts(&d)?;
-        let freed = self.catalogue.retain(&*self.tier, keep, u64::MAX)?;
-        Ok(freed + self.prune(&d, &tags)?)
+        let freed = self.catalogue.retain(&*self.tier, keep, u64::MAX)? + self.prune(&d, &tags)?;
+        Ok(freed + self.remove_ended(&d, &self.tags())?)
     }
 
     fn collect_all(&mut self, dir: &JobDir) -> Result<u64, Failure> {

@@ -21,7 +21,8 @@ use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES};
 use belay_storage::catalogue::{record_key, Listed};
 use belay_storage::flush::{self, Control, Flushed};
 use belay_storage::store::Store;
-use belay_storage::{tier, StorageError};
+use belay_storage::tier::{self, Object};
+use belay_storage::StorageError;
 use belay_wire::Exit;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -178,6 +179,23 @@ impl Durable {
 
     /// Copies a generation of a job that may have parts: first theirs, then the root's own; those that have theirs on
     /// their hosts copy it meanwhile.
+    /// Removes all that other parts than these hold, which have ended; the bytes freed.
+    pub(super) fn remove_ended(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
+        // A record that cannot be read may name any of them.
+        if self.catalogue.has_unreadable_records() {
+            return Ok(0);
+        }
+        let tag = |o: &Object| o.key.split('/').nth(1)?.parse().ok();
+        let there: BTreeSet<u64> = self.tier.list("nodes")?.iter().filter_map(tag).collect();
+        let mut freed = 0;
+        for tag in there.difference(tags) {
+            let part = self.part(d, *tag)?;
+            part.read()?;
+            freed += part.catalogue.remove_all(&*part.tier)?;
+        }
+        Ok(freed)
+    }
+
     pub(super) fn copy_with_parts(
         &mut self,
         dir: &JobDir,
@@ -236,7 +254,8 @@ impl Durable {
         }
         flush::retain(&*self.tier, options.keep, number, &mut self.catalogue);
         // The generation is durable whether that succeeds or not; the next flush tries again.
-        if let Err(e) = self.prune(d, &tags) {
+        let pruned = self.prune(d, &tags).and_then(|_| self.remove_ended(d, &self.tags()));
+        if let Err(e) = pruned {
             tracing::warn!(tier = self.config.name, error = %e, "older generations of parts stay");
         }
         Ok(sum)

@@ -242,3 +242,31 @@ fn a_record_of_a_part_that_cannot_be_read_now_costs_no_generation() {
     s.flush(&mut s.durable(), &path).unwrap();
     assert_eq!(s.whole(), [1, 2]);
 }
+
+#[test]
+fn what_parts_that_have_ended_left_goes() {
+    let s = Scratch::new("ended");
+    let of = |tag: u64| s.durable().tier.list(&format!("nodes/{tag}")).unwrap().len();
+    s.flush(&mut s.durable(), &s.commit(1, &[1, 2, 3])).unwrap();
+    assert!(of(3) > 0);
+    // As a flush leaves it that was interrupted before the root's record.
+    let tier = s.durable().tier;
+    let record = tier.list("gen").unwrap().remove(0).key;
+    tier.delete(&record).unwrap();
+    let path = s.commit(2, &[1, 2]);
+    // Nobody knows what a record names that cannot be read.
+    write_whole(&*tier, &record, b"no record").unwrap();
+    s.flush(&mut s.durable(), &path).unwrap();
+    assert!(of(3) > 0);
+    tier.delete(&record).unwrap();
+    s.flush(&mut s.durable(), &path).unwrap();
+    assert!(of(1) > 0 && of(2) > 0 && of(3) == 0, "{:?}", tier.list("nodes").unwrap());
+    assert_eq!(s.whole(), [2]);
+    // The last generation that needs a part takes it along.
+    let mut d = s.job().description().unwrap();
+    d.keep = 1;
+    s.job().describe(&d).unwrap();
+    s.flush(&mut s.durable(), &s.commit(3, &[1])).unwrap();
+    assert!(of(1) > 0 && of(2) == 0, "{:?}", tier.list("nodes").unwrap());
+    assert_eq!(s.whole(), [3]);
+}
