@@ -77,10 +77,7 @@ fn file(dir: &JobDir, tier: &str) -> PathBuf {
 /// Notes what `durable` holds.
 pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
     let catalogue = &durable.catalogue;
-    let keys = |g: &Listed| {
-        let keys: BTreeSet<String> = catalogue.keys_of(g).into_iter().map(str::to_owned).collect();
-        (g.manifest.generation, keys)
-    };
+    let keys = |g: &Listed| (g.manifest.generation, durable.keys_of(g));
     let doubtful = catalogue.doubtful().into_iter().map(|g| g.manifest.generation);
     let notes = Notes {
         format: FORMAT,

@@ -129,10 +129,26 @@ impl Durable {
         Ok(())
     }
 
+    /// The keys without which generation `g` cannot be read, here and at its parts.
+    pub(super) fn keys_of(&self, g: &Listed) -> BTreeSet<String> {
+        let of_part = |p: &Part| {
+            let catalogue = &self.parts.get(&p.tag)?.catalogue;
+            let mut all = catalogue.generations.iter();
+            let is_it = |own: &&Listed| of_manifest(own) == (g.manifest.generation, p.manifest);
+            Some(catalogue.keys_of(all.find(is_it)?))
+        };
+        let at_parts = g.record.parts.iter().filter_map(of_part).flatten();
+        self.catalogue
+            .keys_of(g)
+            .into_iter()
+            .chain(at_parts)
+            .map(str::to_owned)
+            .collect()
+    }
+
     /// Which generations lack something at a part, as far as has been read.
     pub(super) fn compare_parts(&mut self) {
-        let manifest = |g: &&Listed| (g.manifest.generation, belay_image::checksum(g.record.manifest.as_bytes()));
-        let held = |d: &Durable| d.catalogue.whole().iter().map(manifest).collect();
+        let held = |d: &Durable| d.catalogue.whole().into_iter().map(of_manifest).collect();
         let held: BTreeMap<u64, BTreeSet<(u64, u64)>> = self.parts.iter().map(|(tag, d)| (*tag, held(d))).collect();
         let mut incomplete = BTreeMap::new();
         for g in &self.catalogue.generations {
@@ -152,7 +168,7 @@ impl Durable {
         let numbers: BTreeSet<u64> = self.catalogue.generations.iter().map(|g| g.manifest.generation).collect();
         // A record that cannot be read may name any of them.
         let all = self.catalogue.has_unreadable_records();
-        let is_coming = |g: &Listed| coming.contains(&belay_image::checksum(g.record.manifest.as_bytes()));
+        let is_coming = |g: &Listed| coming.contains(&of_manifest(g).1);
         let keep = |g: &Listed| all || numbers.contains(&g.manifest.generation) || is_coming(g);
         for tag in tags {
             let part = self.part(d, *tag)?;
@@ -336,3 +352,8 @@ impl Durable {
 pub(super) fn sources(open: &[Durable], tag: u64) -> Vec<&Durable> {
     open.iter().filter_map(|d| d.known_part(tag)).collect()
 }
+/// Number of a generation, and the checksum of its manifest.
+fn of_manifest(g: &Listed) -> (u64, u64) {
+    (g.manifest.generation, belay_image::checksum(g.record.manifest.as_bytes()))
+}
+

@@ -3,6 +3,7 @@
 use super::*;
 use crate::generations::{self, Draft, Facts};
 use crate::jobdir::Access;
+use crate::keys::Encryption;
 use crate::nodes::remote::RemoteShell;
 use crate::nodes::seat::part_dir;
 use crate::nodes::table::Row;
@@ -16,6 +17,7 @@ use belay_storage::store::Store;
 use belay_storage::tier::{failed, Object, Put};
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -269,4 +271,38 @@ fn what_parts_that_have_ended_left_goes() {
     s.flush(&mut s.durable(), &s.commit(3, &[1])).unwrap();
     assert!(of(1) > 0 && of(2) == 0, "{:?}", tier.list("nodes").unwrap());
     assert_eq!(s.whole(), [3]);
+}
+
+#[test]
+fn the_keys_of_a_generation_are_also_those_of_its_parts() {
+    let s = Scratch::new("keys");
+    let keys = s.0.join("keys");
+    let lines = |digits: &[&str]| {
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&keys)
+            .unwrap();
+        let text: String = digits.iter().map(|d| d.repeat(64) + "\n").collect();
+        io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+    };
+    lines(&["a"]);
+    let mut d = s.job().description().unwrap();
+    d.config.encryption = Encryption::by_file(&keys).unwrap();
+    s.job().describe(&d).unwrap();
+    let tier = serde_json::json!([{ "name": "t", "kind": "pfs", "path": s.0.join("pfs") }]);
+    d.config.tiers = serde_json::from_value(tier).unwrap();
+    // The part's copy is done, and the root's own is not.
+    let path = s.commit(1, &[1]);
+    let (own, mut durable) = (parts::generation_of(s.job().path(), 1, &path), s.durable());
+    let options = durable.options(&d);
+    let part = durable.part(&d, 1).unwrap();
+    part.copy(&d, (&own, &options), &mut &[][..], &Control::default()).unwrap();
+    lines(&["a", "b"]);
+    s.flush(&mut s.durable(), &path).unwrap();
+    let noted = known(&s.job(), &d).remove(0).unwrap();
+    assert_eq!(noted.keys[&1].len(), 2, "{:?}", noted.keys);
 }
