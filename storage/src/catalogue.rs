@@ -483,10 +483,16 @@ impl Catalogue {
 
     /// Removes the packs that no record needs, and what lies among the records and is none; the bytes of packs freed.
     pub fn collect(&mut self, tier: &dyn Tier) -> Result<u64, StorageError> {
+        self.collect_but(tier, &BTreeSet::new())
+    }
+
+    /// The same, but for these packs.
+    pub fn collect_but(&mut self, tier: &dyn Tier, used: &BTreeSet<PackRef>) -> Result<u64, StorageError> {
         if self.has_unreadable_records() {
             return Ok(0);
         }
-        let needed: BTreeSet<&PackRef> = self.generations.iter().flat_map(|g| &g.record.packs).collect();
+        let named = self.generations.iter().flat_map(|g| &g.record.packs);
+        let needed: BTreeSet<&PackRef> = named.chain(used).collect();
         let gone: Vec<PackRef> = self.packs.keys().filter(|p| !needed.contains(p)).cloned().collect();
         let damaged: Vec<String> = self.faults.iter().map(|(key, _)| key.clone()).collect();
         let needed: BTreeSet<&str> = needed.iter().map(|p| p.key.as_str()).collect();

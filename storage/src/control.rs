@@ -10,6 +10,8 @@ pub struct Control {
     cancelled: AtomicBool,
     /// What was read of the generation itself is not what was written.
     rotten: AtomicBool,
+    /// A tier had no room for it.
+    full: AtomicBool,
     /// Bytes read so far.
     pub bytes: AtomicU64,
     /// Bytes to read in all.
@@ -34,6 +36,16 @@ impl Control {
     /// Whether something of the generation has been found damaged.
     pub fn is_rotten(&self) -> bool {
         self.rotten.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a tier had no room for what was copied to it.
+    pub(crate) fn found_no_room(&self) {
+        self.full.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a tier had no room.
+    pub fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
     }
 
     /// Fails once the flush has been given up.

@@ -159,6 +159,12 @@ impl StorageError {
         }
     }
 
+    /// Whether the tier has no room for it, whoever else has taken that.
+    pub fn is_for_want_of_room(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, StorageError::Tier { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
+    }
+
     /// Whether what was read is not what was written, and no second attempt will change that.
     pub fn is_contradicted(&self) -> bool {
         matches!(

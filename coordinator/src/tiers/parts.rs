@@ -179,22 +179,6 @@ impl Durable {
         Ok(())
     }
 
-    /// Removes what these parts hold of generations for which the root has no record, and what no record names; the bytes freed.
-    pub(super) fn prune(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
-        self.forget(d, tags, &BTreeSet::new())?;
-        if self.catalogue.has_unreadable_records() {
-            return Ok(0);
-        }
-        let mut freed = 0;
-        for tag in tags {
-            let part = self.part(d, *tag)?;
-            freed += part.catalogue.collect(&*part.tier)?;
-        }
-        Ok(freed)
-    }
-
-    /// Copies a generation of a job that may have parts: first theirs, then the root's own; those that have theirs on
-    /// their hosts copy it meanwhile.
     /// Removes all that other parts than these hold, which have ended; the bytes freed.
     pub(super) fn remove_ended(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
         // A record that cannot be read may name any of them.
@@ -212,6 +196,22 @@ impl Durable {
         Ok(freed)
     }
 
+    /// Removes what these parts hold of generations for which the root has no record, and what no record names; the bytes freed.
+    pub(super) fn prune(&mut self, d: &Description, tags: &BTreeSet<u64>) -> Result<u64, Failure> {
+        self.forget(d, tags, &BTreeSet::new())?;
+        if self.catalogue.has_unreadable_records() {
+            return Ok(0);
+        }
+        let mut freed = 0;
+        for tag in tags {
+            let part = self.part(d, *tag)?;
+            freed += part.catalogue.collect(&*part.tier)?;
+        }
+        Ok(freed)
+    }
+
+    /// Copies a generation of a job that may have parts: first theirs, then the root's own; those that have theirs on
+    /// their hosts copy it meanwhile.
     pub(super) fn copy_with_parts(
         &mut self,
         dir: &JobDir,
@@ -229,6 +229,7 @@ impl Durable {
         let coming = parts.iter().map(|p| p.manifest).collect();
         self.forget(d, &tags, &coming)?;
         self.compare_parts();
+        self.tidy(d, &tags, &source)?;
         self.make_room(d, (generation, &options, control), &mut source, &tags)?;
         // Room has been made, and older generations go when all of this one is known to be there.
         let of_each = flush::Options {
@@ -236,30 +237,29 @@ impl Durable {
             capacity: None,
             ..options
         };
-        let sum = match source {
-            Source::Here(rows) => {
-                let mut sum = Flushed::default();
-                for (tag, own) in &rows {
-                    let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
-                    let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
-                    let part = self.part(d, *tag)?;
-                    let copied = part.copy(&theirs, (own, &of_each), &mut &[][..], control);
-                    sum += copied.map_err(named)?;
-                }
-                sum += self.copy(d, (generation, &of_each), &mut &parts[..], control)?;
-                sum
-            }
+        let copied = match source {
+            Source::Here(rows) => self.copy_each(dir, d, (generation, &of_each), (&rows, &parts), control),
             Source::There(members) => {
                 let name = self.config.name.clone();
                 let mut theirs = members.copy_to(&name);
-                self.copy(d, (generation, &of_each), &mut theirs, control)?
+                self.copy(d, (generation, &of_each), &mut theirs, control)
             }
         };
+        let sum = copied.inspect_err(|_| {
+            if control.is_full() {
+                self.give_back(d, &tags);
+            }
+        })?;
         // Another copy of the job directory may have flushed meanwhile, and removed what it does not know of.
         self.read_parts(d)?;
         let number = Manifest::read(generation)?.generation;
         let key = record_key(number, &files::read(&generation.join(MANIFEST_FILE), MAX_BYTES)?);
         if let Some(why) = self.catalogue.incomplete.get(&key) {
+            let mut named = self.catalogue.generations.iter().filter(|g| g.key == key);
+            if let Some(shut) = named.find_map(|g| self.obstacle_at_parts(g)) {
+                // It may all be there: the next flush finds out.
+                return Err(shut);
+            }
             let why = format!(
                 "tier {}: {key}: {why}; does another job directory flush to it?",
                 self.config.name
@@ -277,6 +277,50 @@ impl Durable {
         Ok(sum)
     }
 
+    /// Copies what these parts have, and then what the root has itself.
+    fn copy_each(
+        &mut self,
+        dir: &JobDir,
+        d: &Description,
+        (generation, options): (&Path, &flush::Options),
+        (rows, mut parts): (&[(u64, PathBuf)], &[Part]),
+        control: &Control,
+    ) -> Result<Flushed, Failure> {
+        let mut sum = Flushed::default();
+        for (tag, own) in rows {
+            let named = |f: Failure| Failure::new(f.exit, format!("part {tag}: {f}"));
+            let theirs = JobDir::open(&part_dir(dir.path(), *tag), Access::Own)?.description()?;
+            let part = self.part(d, *tag)?;
+            let copied = part.copy(&theirs, (own, options), &mut &[][..], control);
+            sum += copied.map_err(named)?;
+        }
+        sum += self.copy(d, (generation, options), &mut parts, control)?;
+        Ok(sum)
+    }
+
+    /// Removes what interrupted flushes have left, everywhere before anything is copied: each may need the room. What
+    /// parts on other hosts will use is known there, and they do the same before they copy.
+    fn tidy(&mut self, d: &Description, tags: &BTreeSet<u64>, source: &Source<'_>) -> Result<(), Failure> {
+        if let Err(e) = self.remove_ended(d, tags) {
+            tracing::warn!(tier = self.config.name, error = %e, "what parts had that have ended stays");
+        }
+        if let Source::Here(rows) = source {
+            for (tag, own) in rows {
+                let part = self.part(d, *tag)?;
+                flush::tidy(own, &*part.tier, &mut part.catalogue)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tier had no room for a generation: what parts have copied of it goes too.
+    fn give_back(&mut self, d: &Description, tags: &BTreeSet<u64>) {
+        // Perhaps the record is there all the same.
+        if let Err(e) = self.read().and_then(|()| self.prune(d, tags)) {
+            tracing::warn!(tier = self.config.name, error = %e, "packs of a flush that found no room stay");
+        }
+    }
+
     /// Removes older generations while this one would not fit; the newest whole one stays.
     fn make_room(
         &mut self,
@@ -290,11 +334,6 @@ impl Durable {
         let (beside, elsewhere) = match source {
             Source::Here(rows) => (rows.clone(), None),
             Source::There(members) => (Vec::new(), Some(members.are_whole())),
-            let mut named = self.catalogue.generations.iter().filter(|g| g.key == key);
-            if let Some(shut) = named.find_map(|g| self.obstacle_at_parts(g)) {
-                // It may all be there: the next flush finds out.
-                return Err(shut);
-            }
         };
         let (mut pruned, mut whole) = (false, false);
         let mut is_whole = || {
@@ -348,12 +387,12 @@ impl Durable {
     }
 }
 
-/// What is known of part `tag` on each of these tiers.
-pub(super) fn sources(open: &[Durable], tag: u64) -> Vec<&Durable> {
-    open.iter().filter_map(|d| d.known_part(tag)).collect()
-}
 /// Number of a generation, and the checksum of its manifest.
 fn of_manifest(g: &Listed) -> (u64, u64) {
     (g.manifest.generation, belay_image::checksum(g.record.manifest.as_bytes()))
 }
 
+/// What is known of part `tag` on each of these tiers.
+pub(super) fn sources(open: &[Durable], tag: u64) -> Vec<&Durable> {
+    open.iter().filter_map(|d| d.known_part(tag)).collect()
+}

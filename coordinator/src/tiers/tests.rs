@@ -100,6 +100,8 @@ enum Event {
     Shut(u64, AtomicU32),
     /// It is removed by somebody else then.
     Gone(u64, AtomicU32),
+    /// It has no room while this file is there.
+    Full(PathBuf),
 }
 
 /// A tier with which something happens.
@@ -113,7 +115,13 @@ impl Tier for Eventful {
         self.0.name()
     }
     fn put<'a>(&'a self, key: &str) -> Of<Box<dyn Put + 'a>> {
-        self.0.put(key)
+        match &self.1 {
+            Event::Full(by) if key.starts_with("packs/") && by.exists() => {
+                let full = io::Error::from_raw_os_error(libc::ENOSPC);
+                Err(failed(self.name(), "write", key, full))
+            }
+            _ => self.0.put(key),
+        }
     }
     fn get(&self, key: &str, range: Range<u64>, buf: &mut Buffer) -> Of<()> {
         match &self.1 {
@@ -125,7 +133,7 @@ impl Tier for Eventful {
                 }
                 Err(failed(self.name(), "read", key, io::ErrorKind::PermissionDenied.into()))
             }
-            Event::Shut(..) | Event::Gone(..) => self.0.get(key, range, buf),
+            _ => self.0.get(key, range, buf),
         }
     }
     fn length(&self, key: &str) -> Of<Option<u64>> {
@@ -305,4 +313,28 @@ fn the_keys_of_a_generation_are_also_those_of_its_parts() {
     s.flush(&mut s.durable(), &path).unwrap();
     let noted = known(&s.job(), &d).remove(0).unwrap();
     assert_eq!(noted.keys[&1].len(), 2, "{:?}", noted.keys);
+}
+
+#[test]
+fn what_interrupted_flushes_of_parts_left_takes_no_room_from_the_next() {
+    let s = Scratch::new("useless");
+    s.flush(&mut s.durable(), &s.commit(1, &[1, 2])).unwrap();
+    // As a flush leaves it that was killed: a pack of a generation that has gone.
+    let packs = s.folder_of(2).join("packs");
+    let named = std::fs::read_dir(&packs).unwrap().next().unwrap().unwrap().path();
+    let left = packs.join("000009-0123456789abcdef.bpk");
+    std::fs::copy(named, &left).unwrap();
+    let mut durable = s.eventful(1, Event::Full(left.clone()));
+    s.flush(&mut durable, &s.commit(2, &[1, 2])).unwrap();
+    assert!(!left.exists());
+    assert_eq!(s.whole(), [1, 2]);
+    // Nor does what one has copied that found no room.
+    let packs = || s.durable().tier.list("nodes/1/packs").unwrap();
+    let before = packs();
+    let path = s.commit(3, &[1, 2]);
+    let f = s.flush(&mut s.eventful(2, Event::Full(path.clone())), &path).unwrap_err();
+    assert!(f.to_string().contains("part 2"), "{f}");
+    assert_eq!(packs(), before);
+    s.flush(&mut s.durable(), &path).unwrap();
+    assert_eq!(s.whole(), [2, 3]);
 }

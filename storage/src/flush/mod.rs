@@ -5,8 +5,9 @@
 //!                         └──> other hosts: the same for their parts ───────────────────────────┘
 //! ```
 //! What is copied is compared with its checksums on the way, so damage does not spread. A kill at any byte leaves
-//! unfinished objects, which the next flush removes, and finished packs, of which it uses what it needs. Runs beside
-//! the application: idle I/O priority, low CPU priority, rate limit.
+//! unfinished objects, which the next flush removes, and finished packs, of which it uses what it needs; it removes the
+//! others first. Where the tier has no room, nothing of the attempt stays: the program may write to the same file system.
+//! Runs beside the application: idle I/O priority, low CPU priority, rate limit.
 
 pub mod compress;
 pub mod elastic;
@@ -136,6 +137,12 @@ pub fn lacking(generation: &Path, catalogue: &Catalogue) -> Result<u64, StorageE
     Ok(tasks.iter().map(task_bytes).sum())
 }
 
+/// Makes ready for a flush of the generation in directory `generation`: see [`flush`], which does it too.
+pub fn tidy(generation: &Path, tier: &dyn Tier, catalogue: &mut Catalogue) -> Result<(), StorageError> {
+    Source::read(generation)?.tidy(tier, catalogue);
+    Ok(())
+}
+
 /// Copies the generation in directory `generation` to `tier`, of which `catalogue` is what was known; it is brought up
 /// to date. The record names `parts`, and is written when they are there.
 pub fn flush(
@@ -153,17 +160,35 @@ pub fn flush(
     let mut done = Flushed::default();
     if !catalogue.holds(source.text.as_bytes()) {
         source.check_is_newest(tier, catalogue)?;
+        source.tidy(tier, catalogue);
         if let Some(capacity) = options.capacity {
             let own = (generation, &source.manifest, source.sum);
             room::make(tier, capacity, catalogue, own, control)?;
         }
         parts.begin()?;
-        done = source.copy(tier, options, catalogue, control)?;
-        control.check()?;
-        source.commit(tier, catalogue, parts.finish()?)?;
+        let copied = source.copy_all(tier, options, catalogue, parts, control);
+        done = copied.inspect_err(|e| {
+            if e.is_for_want_of_room() {
+                control.found_no_room();
+                give_back(tier, catalogue);
+            }
+        })?;
     }
     retain(tier, options.keep, source.manifest.generation, catalogue);
     Ok(done)
+}
+
+/// Removes what no record names, after a flush for which the tier had no room: the program may want that, and the next
+/// flush all that there is.
+fn give_back(tier: &dyn Tier, catalogue: &mut Catalogue) {
+    // Perhaps the record is there all the same.
+    let collected = Catalogue::read(tier, catalogue).and_then(|now| {
+        *catalogue = now;
+        catalogue.collect(tier)
+    });
+    if let Err(e) = collected {
+        tracing::warn!(tier = tier.name(), error = %e, "packs of a flush that found no room stay");
+    }
 }
 
 /// The generation that is flushed.
@@ -202,6 +227,37 @@ impl<'a> Source<'a> {
         }
         let why = format!("the tier holds generation {newest} of this job, which another job directory made");
         Err(tier::failed(tier.name(), "flush beside", &key, std::io::Error::other(why)))
+    }
+
+    /// The packs that have something for it, which its record will name.
+    fn packs(&self, catalogue: &Catalogue) -> BTreeSet<PackRef> {
+        let (needed, names) = (catalogue::items(&self.manifest, self.sum), catalogue.names());
+        let of_item = |n: &String| names.get(n.as_str()).copied().cloned();
+        needed.keys().filter_map(of_item).collect()
+    }
+
+    /// Removes what interrupted flushes have left, but for what this one will use. Where that fails there is less room,
+    /// and the next flush tries again.
+    fn tidy(&self, tier: &dyn Tier, catalogue: &mut Catalogue) {
+        let used = self.packs(catalogue);
+        if let Err(e) = catalogue.collect_but(tier, &used) {
+            tracing::warn!(tier = tier.name(), error = %e, "what interrupted flushes have left stays");
+        }
+    }
+
+    /// Copies what the tier lacks and, when the parts are there, writes the record.
+    fn copy_all(
+        &self,
+        tier: &dyn Tier,
+        options: &Options,
+        catalogue: &mut Catalogue,
+        parts: &mut dyn Parts,
+        control: &Control,
+    ) -> Result<Flushed, StorageError> {
+        let done = self.copy(tier, options, catalogue, control)?;
+        control.check()?;
+        self.commit(tier, catalogue, parts.finish()?)?;
+        Ok(done)
     }
 
     /// Copies what the tier lacks, in packs, by several threads.
@@ -254,12 +310,7 @@ impl<'a> Source<'a> {
 
     /// Everything is there: writes the record that says so, and enters it in the catalogue.
     fn commit(&self, tier: &dyn Tier, catalogue: &mut Catalogue, parts: Vec<Part>) -> Result<(), StorageError> {
-        let needed = catalogue::items(&self.manifest, self.sum);
-        let packs: BTreeSet<PackRef> = {
-            let names = catalogue.names();
-            let of_item = |n: &String| names.get(n.as_str()).copied().cloned();
-            needed.keys().filter_map(of_item).collect()
-        };
+        let packs = self.packs(catalogue);
         let text = self.text.clone();
         let listed: Listed = Catalogue::commit(tier, text, packs.into_iter().collect(), parts)?;
         for p in &listed.record.packs {
@@ -504,6 +555,8 @@ impl Copier<'_> {
     }
 }
 
+#[cfg(test)]
+mod full;
 #[cfg(test)]
 mod sealing;
 #[cfg(test)]

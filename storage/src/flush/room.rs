@@ -1,10 +1,9 @@
-//! Room on a tier whose capacity is limited: what no generation needs goes first, then the oldest generations.
+//! Room on a tier: what no generation needs goes first, then, where its capacity is limited, the oldest generations.
 
 use super::{missing, task_bytes};
-use crate::catalogue::{items, Catalogue};
+use crate::catalogue::Catalogue;
 use crate::control::Control;
 use crate::fetch::{check_pages, file_is_whole};
-use crate::pack::{Index, PackRef};
 use crate::store::Store;
 use crate::tier::Tier;
 use crate::StorageError;
@@ -20,7 +19,7 @@ pub(super) fn make(
     (generation, manifest, sum): (&Path, &Manifest, u64),
     control: &Control,
 ) -> Result<(), StorageError> {
-    let (mut tidied, mut whole) = (false, false);
+    let mut whole = false;
     let mut is_whole = || {
         if !std::mem::replace(&mut whole, true) {
             check_here(generation, control)?;
@@ -33,10 +32,6 @@ pub(super) fn make(
         if catalogue.bytes.saturating_add(bytes) <= capacity {
             return Ok(());
         }
-        if !std::mem::replace(&mut tidied, true) {
-            remove_useless(tier, catalogue, (manifest, sum))?;
-            continue;
-        }
         if !catalogue.give_way(tier, &mut is_whole)? {
             return Err(StorageError::TierFull {
                 tier: tier.name().to_owned(),
@@ -46,24 +41,6 @@ pub(super) fn make(
             });
         }
     }
-}
-
-/// Removes packs of interrupted flushes that this one cannot use.
-fn remove_useless(tier: &dyn Tier, catalogue: &mut Catalogue, (manifest, sum): (&Manifest, u64)) -> Result<(), StorageError> {
-    if catalogue.has_unreadable_records() {
-        return Ok(());
-    }
-    let needed = items(manifest, sum);
-    let lost = |(p, index): (&PackRef, &Index)| {
-        let named = catalogue.generations.iter().any(|g| g.record.packs.contains(p));
-        (!named && !index.items.iter().any(|i| needed.contains_key(&i.name))).then(|| p.clone())
-    };
-    for p in catalogue.packs.iter().filter_map(lost).collect::<Vec<_>>() {
-        tier.delete(&p.key)?;
-        catalogue.packs.remove(&p);
-        catalogue.bytes = catalogue.bytes.saturating_sub(p.bytes);
-    }
-    Ok(())
 }
 
 /// Reads all of the generation in directory `generation`, and compares it with its checksums; `control` notes what is rotten.
