@@ -253,7 +253,7 @@ impl<'a> Attempts<'a> {
                 if filling.is_none() {
                     a.restart_took(g, &restored.phases);
                 }
-                a.has_memory(g, filling);
+                a.has_memory(g, filling, std::mem::take(&mut restored.unread));
                 if let Some(joining) = reunion.and_then(Reunion::take_joining) {
                     a.rejoin(joining);
                 }

@@ -7,7 +7,7 @@ mod lazily;
 mod living;
 
 use crate::code::{Copies, Mapped};
-use crate::contents::Contents;
+use crate::contents::{Contents, Pages};
 use crate::control::Shared;
 use crate::fail::{Outcome, RestartError};
 use crate::filling::Filling;
@@ -53,6 +53,8 @@ pub(crate) struct Restarted {
     pub(crate) led: bool,
     pub(crate) gated: bool,
     pub(crate) code: Mapped,
+    /// Contents of files that nobody has read.
+    pub(crate) unread: Vec<Pages>,
     /// What of its memory is filled while it runs.
     pub(crate) filling: Option<Filling>,
 }
@@ -80,7 +82,7 @@ pub(crate) fn restart(
     if way != Way::Initial {
         set_last_pid(plan.tree.last_meanwhile);
     }
-    let (rebuilder, copies) = rebuild(&mut loaded, &plan, way, group)?;
+    let (rebuilder, copies, unread) = rebuild(&mut loaded, &plan, way, group)?;
     let (job, chunks, mut extents) = (loaded.job, loaded.chunks, loaded.extents);
     let streams = loaded.streams;
     let tree = &plan.tree;
@@ -175,6 +177,7 @@ pub(crate) fn restart(
             phases: phases(rebuilt, spawned, &live, &shared, &last),
             names,
             led: questions.any(),
+            unread,
             filling: None,
             code: Mapped {
                 files: loaded.code.files,
@@ -197,21 +200,24 @@ pub(crate) fn restart(
     going.map_err(|e| explain_restorer(e, &job, tree, &shared, &|pid| kin::numbered(&extents, &shares, pid)))
 }
 
-/// Makes descriptors and shared objects, with the data in flight, and copies of mapped files that this machine lacks.
-fn rebuild(loaded: &mut Loaded, plan: &Plan, way: Way, group: Option<&dyn Group>) -> Outcome<(Rebuilder, Copies)> {
+/// Makes descriptors and shared objects, with the data in flight, and copies of mapped files that this machine lacks. The
+/// last is what was not read for that.
+fn rebuild(loaded: &mut Loaded, plan: &Plan, way: Way, group: Option<&dyn Group>) -> Outcome<(Rebuilder, Copies, Vec<Pages>)> {
     let descriptors = std::mem::take(&mut loaded.descriptors);
     let contents = |table| Contents::new(table, &loaded.chunks, group);
     let copies = Copies::make(&loaded.code, &contents(&loaded.code.table), &descriptors.room())?;
+    let source = contents(&loaded.contents);
     let rebuilder = Rebuilder::rebuild(
         (descriptors, &loaded.sights),
-        (&loaded.blobs, &contents(&loaded.contents), &|key| copies.of_open(key)),
+        (&loaded.blobs, &source, &|key| copies.of_open(key)),
         way != Way::Initial,
         group,
         (&sys::say, &mut keeper_maker(&plan.tree, &plan.helpers)),
     )?;
     connects::finish(&mut loaded.job.processes, |pid, tid, fd| rebuilder.is_connected(pid, tid, fd));
     open_shared_objects(&rebuilder, &loaded.job);
-    Ok((rebuilder, copies))
+    let unread = source.unread();
+    Ok((rebuilder, copies, unread))
 }
 
 /// How long the last phases took.

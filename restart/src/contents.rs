@@ -5,7 +5,7 @@ use belay_image::ImageError;
 use belay_kernel::direct::Buffer;
 use belay_plugins::{Group, PageSource};
 use belay_storage::chunk::Chunk;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,7 +20,12 @@ pub(crate) struct Contents<'a> {
     chunks: &'a HashMap<u32, Chunk>,
     group: Option<&'a dyn Group>,
     attended: Cell<Option<Instant>>,
+    /// What has been read, and so found to be what was written.
+    read: RefCell<Vec<Pages>>,
 }
+
+/// Pages of a chunk.
+pub type Pages = (u32, Range<u32>);
 
 impl<'a> Contents<'a> {
     /// What `table` places in `chunks`. To read all of it may take this node much longer than others of `group`, which
@@ -31,7 +36,33 @@ impl<'a> Contents<'a> {
             chunks,
             group,
             attended: Cell::new(None),
+            read: RefCell::default(),
         }
+    }
+
+    /// What nobody has read: files are left alone that are as they were.
+    pub(crate) fn unread(&self) -> Vec<Pages> {
+        let mut read = self.read.borrow().clone();
+        read.sort_unstable_by_key(|(chunk, pages)| (*chunk, pages.start));
+        let mut out = Vec::new();
+        for e in self.table {
+            let pages = u32::try_from(e.pages()).unwrap_or(u32::MAX);
+            let (mut at, end) = (e.page, e.page.saturating_add(pages));
+            let of_chunk = read.partition_point(|(chunk, _)| *chunk < e.chunk);
+            for (_, r) in read[of_chunk..]
+                .iter()
+                .take_while(|(chunk, r)| *chunk == e.chunk && r.start < end)
+            {
+                if at < r.start {
+                    out.push((e.chunk, at..r.start));
+                }
+                at = at.max(r.end);
+            }
+            if at < end {
+                out.push((e.chunk, at..end));
+            }
+        }
+        out
     }
 
     fn attend(&self) {
@@ -59,7 +90,11 @@ impl PageSource for Contents<'_> {
             path: format!("chunk {}", part.chunk),
             reason: "it is not in the manifest".into(),
         })?;
-        chunk.read(part.page, pages, into)
+        chunk.read(part.page, pages, into)?;
+        self.read
+            .borrow_mut()
+            .push((part.chunk, part.page..part.page.saturating_add(pages)));
+        Ok(())
     }
 }
 
@@ -90,6 +125,22 @@ mod tests {
     }
 
     #[test]
+    fn what_lies_between_what_was_read_is_unread() {
+        let extent = |chunk, page, pages| Extent {
+            vaddr: u64::from(page) << 20,
+            bytes: pages * extents::PAGE,
+            chunk,
+            page,
+        };
+        let (table, chunks) = ([extent(3, 0, 10), extent(4, 0, 2), extent(3, 20, 5)], HashMap::new());
+        let contents = Contents::new(&table, &chunks, None);
+        contents
+            .read
+            .replace(vec![(3, 22..30), (5, 0..9), (3, 2..4), (3, 3..6), (3, 0..1)]);
+        assert_eq!(contents.unread(), [(3, 1..2), (3, 6..10), (4, 0..2), (3, 20..22)]);
+    }
+
+    #[test]
     fn other_nodes_hear_of_this_one_while_contents_are_read() {
         let path = std::env::temp_dir().join(format!("belay-contents-{}", std::process::id()));
         std::fs::write(&path, [5; PAGE]).unwrap();
@@ -108,12 +159,14 @@ mod tests {
         };
         let (table, counter) = ([page], Counter::default());
         let contents = Contents::new(&table, &chunks, Some(&counter));
+        assert_eq!(contents.unread(), [(7, 0..1)]);
         let (begin, mut buf) = (Instant::now(), Buffer::default());
         while counter.0.get() < 3 {
             contents.read(&page, &mut buf).unwrap();
             assert!(begin.elapsed() < 100 * PAUSE, "heard {} times", counter.0.get());
         }
         assert_eq!(buf[..], [5; PAGE]);
+        assert!(contents.unread().is_empty());
         // Not with each of the pages, which may be millions.
         assert!(begin.elapsed() >= 2 * PAUSE);
     }

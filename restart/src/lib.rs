@@ -57,6 +57,7 @@ mod vdso;
 mod verify;
 
 pub use code::Mapped;
+pub use contents::Pages;
 pub use fail::RestartError;
 pub use filling::Filling;
 pub use front::{by_user, End};
@@ -106,6 +107,8 @@ pub struct Restored {
     pub gated: bool,
     /// The files that they map, other than through descriptors.
     pub code: Mapped,
+    /// Pages that are stored of files which are as they were: nobody has compared them with their checksums.
+    pub unread: Vec<Pages>,
     /// The filling of their memory, where it goes on: its pages have not all been compared with their checksums yet.
     pub filling: Option<Filling>,
 }
@@ -296,6 +299,7 @@ fn make(
         led: restarted.led,
         gated: restarted.gated,
         code: restarted.code,
+        unread: restarted.unread,
         filling: restarted.filling,
     })
 }

@@ -19,6 +19,7 @@ use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::sections::{Kind, SectionFile};
 use belay_image::{extents, TableId};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -64,6 +65,8 @@ pub struct Engine {
     payoff: Payoff,
     /// Directory of the generation whose chunks the next one may share, when `kept` has been lost.
     base: Option<PathBuf>,
+    /// Pages of that which are not to be shared.
+    unread: Vec<(u32, Range<u32>)>,
 }
 
 impl Engine {
@@ -79,6 +82,7 @@ impl Engine {
             kept: None,
             payoff: Payoff::default(),
             base: None,
+            unread: Vec::new(),
         })
     }
 
@@ -104,9 +108,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the next generation share the chunks of the one in `generation`, whose every page has been read and found whole.
-    pub fn build_on(&mut self, generation: &Path) {
+    /// Lets the next generation share the chunks of the one in `generation`, whose every page has been read and found
+    /// whole, but for those that are `unread`, by their chunks.
+    pub fn build_on(&mut self, generation: &Path, unread: Vec<(u32, Range<u32>)>) {
         self.base = Some(generation.to_owned());
+        self.unread = unread;
         self.kept = None;
     }
 
@@ -210,12 +216,17 @@ impl Engine {
         let pages = there.map(|c| u64::from(c.pages)).sum();
         kept.index = kept.index.and_then(|mut i| usable(i.reserve(pages).map(|()| i)));
         let used = used_pages(base, &manifest);
+        let mut unread: BTreeMap<u32, Vec<&Range<u32>>> = BTreeMap::new();
+        for (id, pages) in &self.unread {
+            unread.entry(*id).or_default().push(pages);
+        }
         for entry in &manifest.chunks {
             let Ok(chunk) = self.store.open(entry) else { continue };
             if let Some(index) = &mut kept.index {
                 for (first, end) in used.get(&entry.id).into_iter().flatten() {
                     let hashes = chunk.hashes.get(*first as usize..*end as usize).unwrap_or_default();
-                    for (page, hash) in (*first..).zip(hashes) {
+                    let is_read = |page: &u32| !unread.get(&entry.id).is_some_and(|all| all.iter().any(|r| r.contains(page)));
+                    for (page, hash) in (*first..).zip(hashes).filter(|(page, _)| is_read(page)) {
                         index.insert(*hash, entry.id, page);
                     }
                 }
@@ -236,6 +247,7 @@ impl Engine {
         let (live, index) = session.into_kept();
         self.kept = Some(Kept { live, index });
         self.base = Some(generation.to_owned());
+        self.unread.clear();
     }
 
     /// Removes chunks that are not in `needed`.

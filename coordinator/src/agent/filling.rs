@@ -7,7 +7,7 @@ use crate::checkpoint::Wanted;
 use crate::failure::Failure;
 use crate::generations::{self, Generation};
 use crate::{processes, sys};
-use belay_restart::{Filling, RestartError};
+use belay_restart::{Filling, Pages, RestartError};
 use belay_wire::Exit;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -19,6 +19,8 @@ pub(super) struct Filled {
     /// From which generation: its number and its directory.
     number: u64,
     path: PathBuf,
+    /// What of it nobody reads.
+    unread: Vec<Pages>,
     /// It has failed, and the job is being ended; until then nothing is let go of.
     failed: bool,
 }
@@ -35,25 +37,29 @@ impl Filled {
 }
 
 impl Agent {
-    /// After a restart from `generation`: its memory is there and whole, or is being filled.
-    pub(crate) fn has_memory(&mut self, generation: &Generation, filling: Option<Filling>) {
+    /// After a restart from `generation`: its memory is there and whole, or is being filled. Nobody has read what is
+    /// `unread`.
+    pub(crate) fn has_memory(&mut self, generation: &Generation, filling: Option<Filling>, unread: Vec<Pages>) {
         match filling {
-            None => self.is_whole(&generation.path.clone()),
+            None => self.is_whole(&generation.path, unread),
             Some(filling) => {
                 self.filled = Some(Filled {
                     filling,
                     number: generation.number,
                     path: generation.path.clone(),
+                    unread,
                     failed: false,
                 });
             }
         }
     }
 
-    /// All memory of the generation in `path` has been read and found whole: what it stored need not be stored again.
-    fn is_whole(&mut self, path: &std::path::Path) {
-        self.engine.build_on(path);
-        generations::unmark(path);
+    /// All of the generation in `path` but what is `unread` was found whole: what it stored need not be stored again.
+    fn is_whole(&mut self, path: &std::path::Path, unread: Vec<Pages>) {
+        if unread.is_empty() {
+            generations::unmark(path);
+        }
+        self.engine.build_on(path, unread);
     }
 
     /// Whether a checkpoint has to wait. Whoever wants one gets it as soon as it can be taken.
@@ -76,7 +82,7 @@ impl Agent {
             Ok(took) => {
                 tracing::info!(ms = generations::ms(took), "memory filled");
                 if let Some(f) = self.filled.take() {
-                    self.is_whole(&f.path);
+                    self.is_whole(&f.path, f.unread);
                 }
                 self.begin_queued();
             }

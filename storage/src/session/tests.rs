@@ -255,17 +255,22 @@ fn an_engine_that_begins_anew_builds_on_a_generation() {
     let dir: PathBuf = s.0.join("gen/000001");
     write_manifest(&dir, &chunks, &table);
     let mut engine2 = engine(&store, None);
-    engine2.build_on(&dir);
+    engine2.build_on(&dir, Vec::new());
     let mut session = engine2.begin(0).unwrap();
     put(&mut session, &memory).unwrap();
     assert_eq!((session.stats.written, session.stats.found), (0, 10));
     drop(session);
     // Nobody has read the pages to which it does not refer: they are stored again, and may be damaged where they are.
     write_manifest(&dir, &chunks, &[table[0].part(table[0].vaddr, table[0].vaddr + 7 * PAGE)]);
-    engine2.build_on(&dir);
+    engine2.build_on(&dir, Vec::new());
     let mut session = engine2.begin(0).unwrap();
     put(&mut session, &memory).unwrap();
     assert_eq!((session.stats.written, session.stats.found), (3, 7));
+    drop(session);
+    engine2.build_on(&dir, vec![(chunks[0].id, 1..2), (chunks[0].id, 4..6)]);
+    let mut session = engine2.begin(0).unwrap();
+    put(&mut session, &memory).unwrap();
+    assert_eq!((session.stats.written, session.stats.found), (6, 4));
     drop(session);
     // Nothing is known of a generation that the engine was not told to build on.
     let mut session = engine(&store, None).begin(0).unwrap();
@@ -331,7 +336,7 @@ fn first_session(store: &Store, (chunks, table): (&[ChunkEntry], &[Extent])) -> 
     let dir: PathBuf = store.directory().join("../gen/000001");
     write_manifest(&dir, chunks, table);
     let mut engine = engine(store, None);
-    engine.build_on(&dir);
+    engine.build_on(&dir, Vec::new());
     engine.begin(0).unwrap()
 }
 

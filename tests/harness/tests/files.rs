@@ -153,6 +153,45 @@ fn passed_on(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     want(lines == ["1000", "1"], || format!("lines of the files: {said}"))
 }
 
+/// What is stored of a file rots, while the file is there: nobody reads that at the restart, and the next checkpoint does
+/// not take it for what was written.
+fn rotten(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const SCRIPT: &str = "a=$(mktemp); seq 20000 >$a; echo $a >name
+        while [ ! -e go-on ]; do sleep 0.01; done
+        wc -l <$a; rm $a; echo PASS rotten";
+    const STORED: &[u8] = b"\n9998\n9999\n";
+    let mut job = Job::new(place, "rotten", user)?;
+    job.launch(&[], &["sh", "-c", SCRIPT].map(String::from))?;
+    let name = job.work.join("name");
+    until("the file is there", || {
+        fs::read_to_string(&name).is_ok_and(|n| n.ends_with('\n'))
+    })?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    let mut flipped = 0;
+    for chunk in io("list", fs::read_dir(job.dir().join("chunks")))?.flatten() {
+        let mut bytes = io("read", fs::read(chunk.path()))?;
+        for at in 0..bytes.len().saturating_sub(STORED.len()) {
+            if bytes[at..].starts_with(STORED) {
+                bytes[at] ^= 1;
+                flipped += 1;
+            }
+        }
+        io("write", fs::write(chunk.path(), bytes))?;
+    }
+    want(flipped == 1, || format!("stored {flipped} times"))?;
+    job.restart(&[])?;
+    runs(&job)?;
+    job.checkpoint()?;
+    job.kill_all()?;
+    io("remove", fs::remove_file(io("read", fs::read_to_string(&name))?.trim_end()))?;
+    job.restart(&["--generation", "2"])?;
+    runs(&job)?;
+    io("write", fs::write(job.work.join("go-on"), ""))?;
+    job.verdict(false, LIMIT)?;
+    want(job.output_text().lines().any(|l| l == "20000"), || job.output_text())
+}
+
 /// `sort` comes back to the files that it has filled, from every moment.
 fn sorted(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
     const SCRIPT: &str = "seq 200000 | rev >numbers
@@ -252,8 +291,9 @@ time.sleep(1000)";
 
 fn main() {
     let mut target = Target::new("files", &["fd_overwrite", "fd_renamed"]);
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("passed_on", passed_on),
+        ("rotten", rotten),
         ("sorted", sorted),
         ("overwritten", overwritten),
         ("renamed", renamed),
