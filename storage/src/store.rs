@@ -477,6 +477,7 @@ pub fn chunks_in(dir: &Path) -> usize {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::testing;
 
     /// Chunks of these numbers, none of which is there.
     pub(crate) fn needed(ids: impl IntoIterator<Item = u32>) -> Needed {
@@ -484,22 +485,16 @@ pub(crate) mod tests {
         ids.into_iter().map(entry).collect()
     }
 
-    /// A store in a directory of its own, removed at the end.
-    pub(crate) struct Scratch(pub(crate) PathBuf);
+    /// A store in a job directory of its own, removed at the end.
+    pub(crate) struct Scratch(pub(crate) PathBuf, #[expect(dead_code)] testing::Scratch);
 
     impl Scratch {
         pub(crate) fn new(test: &str) -> (Self, Store) {
-            let job = std::env::temp_dir().join(format!("belay-store-{test}-{}", std::process::id()));
-            std::fs::create_dir(&job).unwrap();
+            let dir = testing::Scratch::new(test);
+            let job = dir.0.join("job");
             let store = Store::of_job(&job);
             store.create().unwrap();
-            (Self(job), store)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            std::fs::remove_dir_all(&self.0).unwrap();
+            (Self(job, dir), store)
         }
     }
 
