@@ -125,24 +125,30 @@ fn overwritten_later(place: &Place, user: User, options: &[&str]) -> Result<(Str
     Ok((text(&o), held))
 }
 
-/// A temporary file that is written, closed and read again by other programs is there after a restart, if it was removed
-/// meanwhile; one that has other contents now is left alone, and so is one of somebody else.
-fn passed_on(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    const SCRIPT: &str = "a=$(mktemp); b=$(mktemp); seq 1000 >$a; seq 2000 >$b; echo $a $b >names
-        while [ ! -e go-on ]; do sleep 0.01; done
-        wc -l <$a; wc -l <$b; rm $a $b; echo PASS passed on";
-    let mut job = Job::new(place, "passed", user)?;
-    job.launch(&[], &["sh", "-c", SCRIPT].map(String::from))?;
+/// A script that makes temporary files and writes their names to `names`, checkpointed then and killed; the names.
+fn killed_with_files(place: &Place, user: User, label: &str, script: &str) -> Result<(Job, String), Failure> {
+    let mut job = Job::new(place, label, user)?;
+    job.launch(&[], &["sh", "-c", script].map(String::from))?;
     let names = job.work.join("names");
     until("the files are there", || {
         fs::read_to_string(&names).is_ok_and(|n| n.ends_with('\n'))
     })?;
     job.checkpoint()?;
     let names = io("read", fs::read_to_string(&names))?;
+    job.kill_all()?;
+    Ok((job, names))
+}
+
+/// A temporary file that is written, closed and read again by other programs is there after a restart, if it was removed
+/// meanwhile; one that has other contents now is left alone, and so is one of somebody else.
+fn passed_on(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    const SCRIPT: &str = "a=$(mktemp); b=$(mktemp); seq 1000 >$a; seq 2000 >$b; echo $a $b >names
+        while [ ! -e go-on ]; do sleep 0.01; done
+        wc -l <$a; wc -l <$b; rm $a $b; echo PASS passed on";
+    let (mut job, names) = killed_with_files(place, user, "passed", SCRIPT)?;
     let [a, b] = names.split_whitespace().collect::<Vec<_>>()[..] else {
         return Err(format!("names of two files: {names}"));
     };
-    job.kill_all()?;
     io("remove", fs::remove_file(a))?;
     io("write", fs::write(b, "one line\n"))?;
     job.restart(&[])?;
@@ -156,18 +162,11 @@ fn passed_on(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 /// What is stored of a file rots, while the file is there: nobody reads that at the restart, and the next checkpoint does
 /// not take it for what was written.
 fn rotten(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    const SCRIPT: &str = "a=$(mktemp); seq 20000 >$a; echo $a >name
+    const SCRIPT: &str = "a=$(mktemp); seq 20000 >$a; echo $a >names
         while [ ! -e go-on ]; do sleep 0.01; done
         wc -l <$a; rm $a; echo PASS rotten";
     const STORED: &[u8] = b"\n9998\n9999\n";
-    let mut job = Job::new(place, "rotten", user)?;
-    job.launch(&[], &["sh", "-c", SCRIPT].map(String::from))?;
-    let name = job.work.join("name");
-    until("the file is there", || {
-        fs::read_to_string(&name).is_ok_and(|n| n.ends_with('\n'))
-    })?;
-    job.checkpoint()?;
-    job.kill_all()?;
+    let (mut job, name) = killed_with_files(place, user, "rotten", SCRIPT)?;
     let mut flipped = 0;
     for chunk in io("list", fs::read_dir(job.dir().join("chunks")))?.flatten() {
         let mut bytes = io("read", fs::read(chunk.path()))?;
@@ -184,7 +183,7 @@ fn rotten(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     runs(&job)?;
     job.checkpoint()?;
     job.kill_all()?;
-    io("remove", fs::remove_file(io("read", fs::read_to_string(&name))?.trim_end()))?;
+    io("remove", fs::remove_file(name.trim_end()))?;
     job.restart(&["--generation", "2"])?;
     runs(&job)?;
     io("write", fs::write(job.work.join("go-on"), ""))?;
