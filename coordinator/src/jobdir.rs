@@ -190,6 +190,18 @@ impl JobDir {
         self.dir.remove(SOCKET.as_ref())
     }
 
+    /// Whether what this process writes below the path is written here: the job is its own user's, and nobody else can
+    /// exchange what lies on the way.
+    pub fn is_own(&self) -> bool {
+        let Ok(here) = self.dir.metadata() else {
+            return false;
+        };
+        let found = trust::find(&self.path).ok().and_then(|there| there.metadata().ok());
+        !is_foreign()
+            && here.uid() == sys::euid()
+            && found.is_some_and(|there| (here.dev(), here.ino()) == (there.dev(), there.ino()))
+    }
+
     /// Whether the path still leads here.
     fn is_in_place(&self) -> io::Result<()> {
         let (there, here) = (std::fs::metadata(&self.path)?, self.dir.metadata()?);

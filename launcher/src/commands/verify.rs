@@ -34,6 +34,8 @@ fn is_unread(f: &Failure) -> bool {
 /// Reads the generations that are in the job directory; once more, where all of them are removed meanwhile.
 fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
     let mut known = Known::default();
+    // Marks are written by path.
+    let may_mark = dir.is_own();
     loop {
         let (mut here, mut removed) = (Here::default(), false);
         let all = generations::list(&dir.generations())?;
@@ -57,7 +59,7 @@ fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
                 let what = read.elsewhere.join(", ").replace('\n', " ");
                 print(&format!("generation {}: not read here: {what}\n", g.number))?;
             }
-            if let Some(f) = read.faults.iter().find(|f| f.exit == Exit::Damaged).filter(|_| !is_foreign()) {
+            if let Some(f) = read.faults.iter().find(|f| may_mark && f.exit == Exit::Damaged) {
                 g.is_damaged(&f.to_string());
             }
             if let Some(f) = read.faults.into_iter().next() {
@@ -66,7 +68,7 @@ fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
                 continue;
             }
             here.sound += 1;
-            if g.damage.is_some() && read.elsewhere.is_empty() && !is_foreign() {
+            if g.damage.is_some() && read.elsewhere.is_empty() && may_mark {
                 generations::unmark(&g.path);
             }
             print(&format!(

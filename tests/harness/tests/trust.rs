@@ -300,6 +300,26 @@ impl Drop for Exchanger {
     }
 }
 
+/// `belay verify` finds damage in a directory that others can exchange, and notes it nowhere.
+fn marks_nothing(job: &Job) -> Result<(), Failure> {
+    let generation = job.dir().join("gen/000001");
+    let (file, mark) = (generation.join("job.bimg"), generation.join("damaged"));
+    let good = io("read", std::fs::read(&file))?;
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 1;
+    for (contents, made, is_whole) in [(&bad, false, false), (&good, true, true)] {
+        // As if it had been found before, where there is no more damage.
+        if made {
+            io("write", std::fs::write(&mark, "bit flips"))?;
+        }
+        io("write", std::fs::write(&file, contents))?;
+        let o = output(job.belay(&["verify", &job.dir().display().to_string()]), LIMIT)?;
+        want(o.status.success() == is_whole, || text(&o))?;
+        want(mark.exists() == made, || format!("the mark has been changed: {}", text(&o)))?;
+    }
+    io("remove", std::fs::remove_file(&mark))
+}
+
 /// A job directory in one that others may write is refused by name; root's looks at it touch nothing, whatever is
 /// exchanged meanwhile.
 fn exchanged(place: &Place, user: User) -> Result<(), Failure> {
@@ -336,6 +356,7 @@ fn exchanged(place: &Place, user: User) -> Result<(), Failure> {
         refused(&o, &["mode", "chmod"])?;
         want(!Path::new(&new).exists(), || "a refused launch has made its directory".into())?;
     }
+    marks_nothing(&job)?;
     {
         let _exchanger = Exchanger::start(&work)?;
         let end = Instant::now() + Duration::from_secs(10);
