@@ -62,6 +62,7 @@ use crate::redundancy::settings::Redundancy;
 use crate::sys;
 use crate::verbs::Verbs;
 use crate::Failure;
+use belay_kernel::trust::{self, Untrusted};
 use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
 use belay_storage::tier::{OBJECT_SCHEMES, OBJECT_URLS};
@@ -359,15 +360,19 @@ impl Config {
             }
             Err(e) => return Err(fail(&e)),
         };
+        let absolute = std::path::absolute(path).map_err(|e| fail(&e))?;
+        let found = match trust::file(&absolute, None) {
+            Ok(found) => found.metadata().map_err(|e| fail(&e))?,
+            Err(Untrusted::Io(e)) => return Err(fail(&e)),
+            Err(others) => {
+                let at = path.display();
+                let why = format!("{at} is not yours alone: {others}; or set HOME or XDG_CONFIG_HOME to a directory of your own");
+                return Err(Failure::new(Exit::NotOurs, why));
+            }
+        };
         let m = file.metadata().map_err(|e| fail(&e))?;
-        if ![0, sys::euid()].contains(&m.uid()) || m.mode() & 0o002 != 0 {
-            let at = path.display();
-            let why = format!(
-                "{at} belongs to user {} and has mode {:03o}: it is not yours alone; set HOME or XDG_CONFIG_HOME to a directory of your own",
-                m.uid(),
-                m.mode() & 0o777
-            );
-            return Err(Failure::new(Exit::NotOurs, why));
+        if (found.dev(), found.ino()) != (m.dev(), m.ino()) {
+            return Err(fail(&io::Error::other("another file lies there now")));
         }
         self.add_open(limits, path, &file)
     }

@@ -77,8 +77,20 @@ pub fn holder(dir: &Path) -> Result<Dir, Untrusted> {
     Ok(Dir::of(found.into()))
 }
 
-/// Refuses the file at `path`, an absolute one, that others than root, this user and user `also` could exchange or write.
-pub fn file(path: &Path, also: Option<u32>) -> Result<(), Untrusted> {
+/// Finds the directory at `path`, an absolute one, to look at what user `owner` has there: no directory and no link on the
+/// way is a third user's, who could have led it to another than was meant. Modes are not asked for.
+pub fn way(path: &Path, owner: u32) -> Result<Dir, Untrusted> {
+    let walk = Walk {
+        also: Some(owner),
+        any_mode: true,
+        ..Walk::new()?
+    };
+    walk.to(path).map(Dir::of)
+}
+
+/// Finds the file at `path`, an absolute one; its descriptor is for no more than to look at it. Refuses one that others
+/// than root, this user and user `also` could exchange or write.
+pub fn file(path: &Path, also: Option<u32>) -> Result<File, Untrusted> {
     let walk = Walk { also, ..Walk::new()? };
     let found = File::from(walk.along(path, false)?);
     let m = found.metadata()?;
@@ -93,7 +105,7 @@ pub fn file(path: &Path, also: Option<u32>) -> Result<(), Untrusted> {
             why,
         });
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Opens the file at `path`, an absolute one, which holds a secret, to read it: no link, of this user's or root's, in a
@@ -131,6 +143,8 @@ struct Walk {
     me: u32,
     /// Who is trusted too.
     also: Option<u32>,
+    /// Whether others may write what lies on the way.
+    any_mode: bool,
     /// Users whom this user namespace does not map are shown as nobody: of root's outside nothing else can be seen.
     is_partial: bool,
 }
@@ -143,6 +157,7 @@ impl Walk {
         Ok(Self {
             me,
             also: None,
+            any_mode: false,
             is_partial: !maps(&map, OVERFLOW),
         })
     }
@@ -216,7 +231,7 @@ impl Walk {
             ));
         }
         let (mode, shown) = (m.mode(), m.mode() & 0o7777);
-        if mode & 0o1000 != 0 || !self.may_others_write(&m, dir) {
+        if self.any_mode || mode & 0o1000 != 0 || !self.may_others_write(&m, dir) {
             return Ok(());
         }
         let who = if mode & 0o002 != 0 {
@@ -429,6 +444,32 @@ mod tests {
         assert!(matches!(holder(&job), Err(Untrusted::Others { at, .. }) if at == job));
         s.mode("a/b/job", 0o1777);
         holder(&job).map(drop).unwrap();
+    }
+
+    #[test]
+    fn a_way_for_a_look_is_root_s_or_the_owner_s_in_any_mode() {
+        // SAFETY: has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            return; // others cannot give files away
+        }
+        let s = Scratch::new("way");
+        let job = s.0.join("a/b/job");
+        let refused = |path: &Path| match way(path, 1) {
+            Ok(_) => None,
+            Err(Untrusted::Others { at, .. }) => Some(at),
+            Err(Untrusted::Io(e)) => panic!("{}: {e}", path.display()),
+        };
+        s.mode("a", 0o777);
+        chown(&job, Some(1), Some(1)).unwrap();
+        chown(s.0.join("a/b"), Some(1), Some(1)).unwrap();
+        let link = s.0.join("link");
+        symlink("a/b", &link).unwrap();
+        lchown(&link, Some(1), Some(1)).unwrap();
+        assert_eq!(refused(&link.join("job")), None);
+        lchown(&link, Some(2), Some(2)).unwrap();
+        assert_eq!(refused(&link.join("job")), Some(link));
+        chown(s.0.join("a/b"), Some(2), Some(2)).unwrap();
+        assert_eq!(refused(&job), Some(s.0.join("a/b")));
     }
 
     #[test]

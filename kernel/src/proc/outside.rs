@@ -81,7 +81,8 @@ impl Outside {
             // Parents come before their children: the first is a child of this process.
             let Some((child, _)) = left.first() else { return Ok(()) };
             for (pid, _) in &left {
-                // SAFETY: takes numbers only. Nobody but this process and its descendants collects them, so the numbers are theirs.
+                // SAFETY: takes numbers only. Only this process and its descendants collect them: a number would have to be
+                // given away and all others used up within the moments since the list was made.
                 let killed = unsafe { libc::kill(*pid, libc::SIGKILL) };
                 let refused = (killed != 0).then(io::Error::last_os_error);
                 if let Some(e) = refused.filter(|e| e.kind() == io::ErrorKind::PermissionDenied) {

@@ -440,6 +440,19 @@ fn home_of_others(place: &Place, user: User) -> Result<(), Failure> {
     let launch = |job: &Job| output(job.belay(&["launch", "--ckpt-dir", &dir, "--", "true"]), LIMIT);
     io("chown", std::os::unix::fs::chown(&config, Some(STRANGER), Some(STRANGER)))?;
     refused(&launch(&job)?, &["belay.toml", "not yours alone"])?;
+    // A link of theirs, to a file of root's: what that says they may have chosen.
+    io("remove", std::fs::remove_file(&config))?;
+    let of_root = job.work.join("of-root");
+    io("write a file", std::fs::write(&of_root, "[checkpoints]\nkeep = 7\n"))?;
+    io("link", std::os::unix::fs::symlink(&of_root, &config))?;
+    io("chown", std::os::unix::fs::lchown(&config, Some(STRANGER), Some(STRANGER)))?;
+    refused(&launch(&job)?, &["belay.toml", "not yours alone", "symbolic link"])?;
+    // A file of the user's own that a group of others may write.
+    io("remove", std::fs::remove_file(&config))?;
+    io("write a file", std::fs::write(&config, "[checkpoints]\nkeep = 7\n"))?;
+    io("chown", std::os::unix::fs::chown(&config, Some(NOBODY), Some(STRANGER)))?;
+    mode(&config, 0o664)?;
+    refused(&launch(&job)?, &["belay.toml", "not yours alone", "664"])?;
     mode(&home, 0o700)?;
     let o = launch(&job)?;
     want(o.status.success() && text(&o).contains("is left out"), || {
