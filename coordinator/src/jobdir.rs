@@ -66,15 +66,18 @@ impl JobDir {
     /// Opens the job directory at `path`, which a launch has made.
     pub fn open(path: &Path, access: Access) -> Result<Self, Failure> {
         let path = absolute(path)?;
-        check_link(&path)?;
-        let mut dir = Dir::find(&path).map_err(|e| not_there(&path, &e))?;
-        let mut owner = owner_of(&path, &dir, access)?;
-        if access == Access::Own {
-            if is_foreign() {
-                return Err(not_own(&path, owner));
-            }
-            dir = trust::find(&path).map_err(|e| untrusted(&path, e))?;
-            owner = owner_of(&path, &dir, access)?;
+        let found = Dir::find(&path).map_err(|e| not_there(&path, &e))?;
+        let owner = owner_of(&path, &found, access)?;
+        if access == Access::Own && is_foreign() {
+            return Err(not_own(&path, owner));
+        }
+        let walked = match access {
+            Access::Own => trust::find(&path),
+            Access::OwnOrRoot => trust::way(&path, owner),
+        };
+        let dir = walked.map_err(|e| untrusted(&path, e))?;
+        if owner_of(&path, &dir, access)? != owner {
+            return Err(not_own(&path, owner)); // exchanged between the two looks
         }
         if owner != sys::euid() {
             become_owner(&path, owner)?;
@@ -110,7 +113,6 @@ impl JobDir {
             Untrusted::Io(e) => cannot(&e),
             others => untrusted(&path, others),
         };
-        check_link(&path)?;
         let mut made = false;
         if let (Some(parent), Some(name)) = (path.parent(), path.file_name()) {
             match trust::holder(parent).map_err(refuse)?.make(name.as_ref(), 0o700) {
@@ -482,24 +484,6 @@ fn untrusted(path: &Path, e: Untrusted) -> Failure {
         Untrusted::Io(e) => not_there(path, &e),
         others => Failure::new(Exit::NotOurs, format!("job directory {}: {others}", path.display())),
     }
-}
-
-/// Refuses a name that is somebody else's symbolic link: they could make it lead elsewhere after all that is checked has been.
-fn check_link(path: &Path) -> Result<(), Failure> {
-    let Ok(m) = std::fs::symlink_metadata(path) else {
-        return Ok(()); // whoever opens it will say what is wrong
-    };
-    if m.is_symlink() && ![0, sys::euid()].contains(&m.uid()) {
-        return Err(Failure::new(
-            Exit::NotOurs,
-            format!(
-                "{} is a symbolic link that belongs to user {}; name the directory itself",
-                path.display(),
-                m.uid()
-            ),
-        ));
-    }
-    Ok(())
 }
 
 /// Whose `dir` is, which may be looked at so.

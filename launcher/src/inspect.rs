@@ -46,7 +46,7 @@ pub(crate) fn look_as_owner(image: &Path) -> Result<(), Failure> {
         return become_owner(image, owner);
     }
     let absolute = std::path::absolute(image).map_err(fail)?;
-    match trust::holder(absolute.parent().unwrap_or(&absolute)) {
+    match trust::file(&absolute, None) {
         Err(others @ Untrusted::Others { .. }) => {
             let why = format!("{} is root\'s, but {others}", image.display());
             Err(Failure::new(Exit::NotOurs, why))

@@ -374,6 +374,7 @@ fn is_empty(dir: &Path) -> bool {
 /// writers, and bytes per second that each got.
 pub fn measure(t: &Tier, progress: impl FnMut((u32, u32), u32, f64)) -> Result<(), Failure> {
     let path = t.path.as_deref().unwrap_or(Path::new("/"));
+    trust::holder(path).map_err(|e| Failure::new(Exit::NoTier, format!("tier {}: {}: {e}", t.name, path.display())))?;
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut plan = Plan::up_to(processors.clamp(MIN_WRITERS, MAX_WRITERS) as u32);
     let most = u64::from(1 + plan.step * (plan.samples - 1)) * plan.bytes;

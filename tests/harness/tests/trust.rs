@@ -4,6 +4,8 @@
 //!
 //! Only root can become other users, so these checks need a harness that is root's.
 
+#[path = "trust/astray.rs"]
+mod astray;
 #[path = "trust/ways.rs"]
 mod ways;
 
@@ -469,12 +471,13 @@ fn main() {
     }
     let mut target = Target::new("trust", &["fault_target"]);
     target.as_every_user();
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 13] = [
         ("looking_changes_nothing", looking_changes_nothing),
         ("values_that_lie", values_that_lie),
         ("links_in_the_way", links_in_the_way),
         ("exchanged", exchanged),
         ("long_images", long_images),
+        ("astray_commands", astray::commands),
         ("ways_sockets", ways::sockets),
         ("ways_fifos", ways::fifos),
         ("ways_directories", ways::directories),
@@ -486,6 +489,11 @@ fn main() {
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
     }
+    target.by_user(
+        "astray_places",
+        |u| u == User::Root,
+        |place, user, _| astray::places(place, user),
+    );
     // Of root's own there is nobody else who looks.
     let ordinary: [(&str, Test); 3] = [
         ("another_socket", another_socket),
