@@ -7,7 +7,7 @@ use crate::translate::{address, epoch, is_identity, nowhere, NOBODY};
 use belay_ibv::*;
 use std::ptr::null_mut;
 use std::sync::atomic::{fence, AtomicPtr, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[repr(C)]
 pub(crate) struct ShadowPd {
@@ -207,14 +207,32 @@ pub(crate) struct RealAhs {
     /// More than one where the port has become several.
     pub(crate) all: Vec<(AhAttr, *mut Ah)>,
     /// Addresses at which the provider finds nobody, and when it is asked again.
-    pub(crate) lost: Vec<(AhAttr, Option<Instant>)>,
+    pub(crate) lost: Vec<Lost>,
     /// The last destination: the program's number of it, the real one, and its handle.
     pub(crate) last: Option<(u32, u32, *mut Ah)>,
+}
+
+/// An address at which the provider has found nobody.
+pub(crate) struct Lost {
+    attr: AhAttr,
+    /// It is asked again after this long; never, where it is known to be gone.
+    pause: Option<Duration>,
+    at: Instant,
 }
 
 /// So many times as long as the provider has looked for somebody passes before it is asked again: the kernel looks for a
 /// second, in which whoever posts stands still.
 const PAUSE: u32 = 16;
+
+/// What is told of the host of a destination.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Host {
+    Lives,
+    /// It was one of the job's.
+    Gone,
+    /// It is none of the job's, or nobody has told of it.
+    Unknown,
+}
 
 impl RealAhs {
     /// The handle that leads to an address, null where the provider makes none.
@@ -230,20 +248,25 @@ impl RealAhs {
         new
     }
 
-    /// The same, where the provider is not asked for what it has not found. Whom nobody has told of (`lives`) is gone for
-    /// good.
-    unsafe fn handle_if_found(&mut self, pd: *mut Pd, attr: &AhAttr, lives: bool) -> *mut Ah {
-        let known = self.lost.iter().position(|l| l.0 == *attr);
-        let now = Instant::now();
-        if known.is_some_and(|at| self.lost[at].1.is_none_or(|again| now < again)) {
+    /// The same, where the provider is not asked for what it has not found until after a pause. For a host of which nobody
+    /// tells that it lives each is twice as long as the one before.
+    unsafe fn handle_if_found(&mut self, pd: *mut Pd, attr: &AhAttr, host: Host) -> *mut Ah {
+        let known = self.lost.iter().position(|l| l.attr == *attr);
+        if known.is_some_and(|n| self.lost[n].pause.is_none_or(|pause| self.lost[n].at.elapsed() < pause)) {
             return null_mut();
         }
+        let asked = Instant::now();
         let found = self.handle(pd, attr);
-        if let Some(at) = known {
-            self.lost.swap_remove(at);
-        }
+        let before = known.and_then(|n| self.lost.swap_remove(n).pause);
         if found.is_null() {
-            self.lost.push((*attr, lives.then(|| now + now.elapsed() * PAUSE)));
+            let pause = asked.elapsed() * PAUSE;
+            let pause = match host {
+                Host::Gone => None,
+                Host::Lives => Some(pause),
+                Host::Unknown => Some(before.map_or(pause, |before| pause.max(before * 2))),
+            };
+            let at = Instant::now();
+            self.lost.push(Lost { attr: *attr, pause, at });
         }
         found
     }
@@ -273,13 +296,17 @@ impl ShadowAh {
         }
         let c = ShadowContext::of(self.base.context);
         let (attr, found) = address(c, &self.attr, number);
-        let lives = found.is_some_and(|f| f.number != NOBODY);
-        let ah = real.handle_if_found(self.base.pd, &attr, lives);
+        let host = match found {
+            Some(f) if f.number == NOBODY => Host::Gone,
+            Some(_) => Host::Lives,
+            None => Host::Unknown,
+        };
+        let ah = real.handle_if_found(self.base.pd, &attr, host);
         let (ah, now) = match ah.is_null() {
             true => (real.handle(self.base.pd, &nowhere(c, &attr)), NOBODY),
             false => (ah, found.map_or(number, |f| f.number)),
         };
-        let for_good = !ah.is_null() && (now != NOBODY || !lives);
+        let for_good = !ah.is_null() && (now != NOBODY || host == Host::Gone);
         real.last = for_good.then_some((number, now, ah));
         (ah, now)
     }
