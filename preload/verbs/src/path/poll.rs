@@ -216,9 +216,13 @@ fn sent(q: &ShadowQp) -> bool {
 /// A request has failed, which one its number says; what it was is not told. Those before it are done.
 #[cold]
 fn failed(q: &ShadowQp, wc: &mut Wc) -> bool {
-    q.broken.store(true, Release);
     let tag = if q.srq().is_null() { RECEIVE_TAG } else { SRQ_TAG };
-    if wc.wr_id >> 32 == tag >> 32 {
+    let of_receive = wc.wr_id >> 32 == tag >> 32;
+    // Without a connection it may go on to send: a datagram that is too long for a request of a shared queue.
+    if !of_receive || q.kind() == QPT_RC {
+        q.broken.store(true, Release);
+    }
+    if of_receive {
         received(q, wc);
         return true;
     }
