@@ -203,6 +203,7 @@ pub struct AsyncEvent {
 
 pub const EVENT_CQ_ERR: u32 = 0;
 pub const EVENT_QP_FATAL: u32 = 1;
+pub const EVENT_SQ_DRAINED: u32 = 5;
 pub const EVENT_PATH_MIG_ERR: u32 = 7;
 pub const EVENT_DEVICE_FATAL: u32 = 8;
 pub const EVENT_LID_CHANGE: u32 = 11;

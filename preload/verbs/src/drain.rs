@@ -203,6 +203,7 @@ unsafe fn take(world: &World, state: &mut State, peers: &Peers, round: u32, go_o
     let mut arrived = 0;
     let mut last = begin;
     loop {
+        world.qps.iter().for_each(|q| note_drained(&**q));
         let came: usize = world.cqs.iter().map(|c| collect(&**c, &mut (**c).state.lock())).sum();
         arrived += came as u64;
         if came > 0 {
@@ -319,14 +320,27 @@ fn at_rest(q: &ShadowQp, peers: &Peers, state: &State) -> bool {
     let Some(peer) = peer_of(own, &fact, peers) else {
         // What has no completion of its own is done after a while, or the connection has failed.
         let silent = !q.send.places().any(|i| signalled(q, i));
-        return q.send.is_empty() || silent && is_quiet(q, &own, (&fact, None), state);
+        return q.send.is_empty() || silent && is_quiet(q, &own, (&fact, None), state) || q.drained.load(Acquire);
     };
     let told = Peer {
         received: peer.received,
         available: peer.available,
     };
     let quiet = is_quiet(q, &own, (&fact, Some(&peer)), state);
-    fact.received >= peer.acknowledged && settled(pending(q), fact.acknowledged, told, quiet)
+    fact.received >= peer.acknowledged && (settled(pending(q), fact.acknowledged, told, quiet) || q.drained.load(Acquire))
+}
+
+/// Notes whether it begins to send nothing more, as the program has told it, and has sent what it had begun: the
+/// completions of that are there then.
+fn note_drained(q: &ShadowQp) {
+    // SAFETY: numbers; the provider's queue pair lives as long as its shadow.
+    let is_drained = q.base.base.state == QPS_SQD
+        && unsafe {
+            let (mut attr, mut init): (QpAttr, QpInitAttr) = (std::mem::zeroed(), std::mem::zeroed());
+            let error = (real().ibv_query_qp)(q.real, &mut attr, QP_STATE, &mut init);
+            error == 0 && attr.qp_state == QPS_SQD && attr.sq_draining == 0
+        };
+    q.drained.store(is_drained, Release);
 }
 
 /// Whether the request in this place has a completion of its own.
@@ -461,6 +475,19 @@ mod tests {
         assert!(!rests());
         assert!(e.polled(0, WC_WR_FLUSH_ERR, 0).is_some());
         assert_eq!(e.pending().0, 2);
+        assert!(rests());
+    }
+
+    /// Without a connection only what has failed to be sent stops it.
+    #[test]
+    fn what_is_sent_is_on_its_way_also_after_a_receive_that_failed() {
+        let e = end(QPT_UC, null_mut());
+        let [number] = e.receive(&[7])[..] else { panic!() };
+        assert_eq!(e.send(3, SEND_SIGNALED, |_| {}), 0);
+        let rests = || at_rest(e.shadow(), &Peers::new(), &State::default());
+        assert!(e.polled(number, WC_WR_FLUSH_ERR, 0).is_some());
+        assert!(!rests());
+        assert!(e.polled(3, WC_WR_FLUSH_ERR, 0).is_some());
         assert!(rests());
     }
 }

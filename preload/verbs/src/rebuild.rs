@@ -485,7 +485,8 @@ unsafe fn go_on(world: &World) -> Made {
     for q in world.qps.iter().map(|q| &**q) {
         resend(q)?;
         if q.rested.load(Acquire) == QPS_SQD {
-            to(q, QPS_SQD, 0)?;
+            let asked = q.shown.lock().to_sqd;
+            to(q, QPS_SQD, asked)?;
         }
     }
     world.contexts.iter().for_each(|c| save_events(&**c));

@@ -400,6 +400,7 @@ fn main() {
         ("verbs_after", "early", 1),
         ("verbs_after", "joined", 1),
         ("verbs_back", "heard", 1),
+        ("verbs_back", "drained", 2),
         ("verbs_back", "interrupted", 1),
         ("verbs_back", "silent", 2),
         ("verbs_back", "keyed", 1),

@@ -83,6 +83,27 @@ static void heard(void) {
     works();
 }
 
+// Who asked for an event when the queue is drained gets it also where that is after a restart, and once.
+static void drained(void) {
+    make_both();
+    // Waits, once it has begun: the other end has no request for it. Where it has not, the event comes at once.
+    do_post(&a, IBV_WR_SEND, 1, 8);
+    nap_us(20000);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+    Z(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+    await_harness();
+    EQ(state(&a), IBV_QPS_SQD);
+    Z(give(&b, 2, 64));
+    expect_event(&a, IBV_EVENT_SQ_DRAINED);
+    await_harness();
+    EQ(state(&a), IBV_QPS_SQD);
+    no_event(&a);
+    Z(go_to(&a, IBV_QPS_RTS));
+    expect(&b, 2, IBV_WC_SUCCESS);
+    expect(&a, 1, IBV_WC_SUCCESS);
+    works();
+}
+
 // A queue pair in error beside others, over any adapter: nobody says when a checkpoint or a restart is.
 static void beside(void) {
     make_both();
@@ -408,6 +429,7 @@ static const struct {
     {"renewed", renewed},
     {"crowded", crowded},
     {"heard", heard},
+    {"drained", drained},
     {"beside", beside},
     {"silent", silent},
     {"keyed", keyed},

@@ -131,7 +131,13 @@ unsafe fn take_over(event: &mut AsyncEvent) {
     let mut given = *event;
     match subject(event.event_type) {
         Subject::Cq => given.element.cq = (*event.element.cq).cq_context.cast(),
-        Subject::Qp => given.element.qp = (*event.element.qp).qp_context.cast(),
+        Subject::Qp => {
+            let q = (*event.element.qp).qp_context.cast::<ShadowQp>();
+            given.element.qp = q.cast();
+            if event.event_type == EVENT_SQ_DRAINED {
+                (*q).shown.lock().to_sqd = 0;
+            }
+        }
         Subject::Srq => {
             let srq = (*event.element.srq).srq_context.cast::<ShadowSrq>();
             given.element.srq = srq.cast();

@@ -278,6 +278,10 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     if mends {
         collect_both(q);
     }
+    if mask & QP_STATE != 0 && own.qp_state == QPS_SQD {
+        // The event may come before this returns.
+        q.shown.lock().to_sqd = mask & QP_EN_SQD_ASYNC_NOTIFY;
+    }
     let error = (real().ibv_modify_qp)(q.real, &mut own, mask);
     (*qp).state = (*q.real).state;
     if error != 0 {

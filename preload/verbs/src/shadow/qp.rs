@@ -25,6 +25,8 @@ pub(crate) struct Shown {
     pub(crate) to_init: i32,
     pub(crate) to_rtr: i32,
     pub(crate) to_rts: i32,
+    /// [`QP_EN_SQD_ASYNC_NOTIFY`] while the event that its requests to send are drained is asked for and has not come.
+    pub(crate) to_sqd: i32,
     /// The right to write was added for markers: the program has not given it.
     pub(crate) write_added: bool,
 }
@@ -64,6 +66,8 @@ pub(crate) struct ShadowQp {
     pub(crate) received: AtomicU64,
     /// A request has failed since it was reset: of those whose numbers are the same it is not known which are done.
     pub(crate) broken: AtomicBool,
+    /// At rest: what it has not begun to send waits until the program lets it (SQD).
+    pub(crate) drained: AtomicBool,
     /// It is brought into error in order to be reset or destroyed: the program is not told of that.
     pub(crate) leaving: AtomicBool,
     pub(crate) async_events: u32,
@@ -106,6 +110,7 @@ impl ShadowQp {
             acknowledged: AtomicU64::new(0),
             received: AtomicU64::new(0),
             broken: AtomicBool::new(false),
+            drained: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             async_events: 0,
             rested: AtomicU32::new(0),
@@ -160,18 +165,29 @@ impl ShadowQp {
     }
 
     /// It sends again after an error: all that was posted before has completed, whichever its numbers say.
-    pub(crate) fn mend(&self) {
+    ///
+    /// # Safety
+    /// Its completion queues live, and the caller has the lock of neither.
+    pub(crate) unsafe fn mend(&self) {
+        // Who polls moves the beginnings of its queues.
+        let _polls = (*self.send_cq()).state.lock();
         if self.broken.swap(false, Ordering::AcqRel) {
             self.send.clear();
         }
     }
 
     /// It was reset: nothing is posted, and no message counted.
-    pub(crate) fn forget(&self) {
+    ///
+    /// # Safety
+    /// As for [`Self::mend`].
+    pub(crate) unsafe fn forget(&self) {
+        let polls = (*self.send_cq()).state.lock();
         self.send.clear();
-        self.recv.clear();
         self.acknowledged.store(0, Ordering::Release);
-        self.received.store(0, Ordering::Release);
         self.broken.store(false, Ordering::Release);
+        drop(polls);
+        let _polls = self.recv_cq().as_ref().map(|cq| cq.state.lock());
+        self.recv.clear();
+        self.received.store(0, Ordering::Release);
     }
 }
