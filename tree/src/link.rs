@@ -179,6 +179,11 @@ impl Link {
         self.beat(beat)
     }
 
+    /// This process has stood still for `time`, in which it heard nobody.
+    pub(crate) fn stood_still(&mut self, time: Duration) {
+        self.heard += time;
+    }
+
     /// The clock is another one from `now` on.
     pub(crate) fn begin_at(&mut self, now: Instant) {
         (self.heard, self.sent) = (now, now);

@@ -36,6 +36,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// How long the loop sleeps when nothing happens.
 const IDLE: Duration = Duration::from_millis(500);
+/// A node that has attended to nothing for longer has stood still itself. Nodes without a thread attend every second at least.
+const STOOD: Duration = Duration::from_millis(1500);
 /// How long an order is kept for nodes that connect again: longer than one looks for its root.
 const KEPT: Duration = Duration::from_secs(30);
 /// Nodes that join at the same time connect to their parents one after the other.
@@ -200,6 +202,8 @@ pub(crate) struct Service {
     traffic: Arc<Traffic>,
     /// Who says nothing for longer is lost.
     silence: Duration,
+    /// When everything was attended to last.
+    attended: Instant,
 }
 
 type Inbox = (mpsc::Receiver<Command>, Arc<Bell>);
@@ -248,6 +252,7 @@ impl Service {
             bell,
             traffic,
             silence: BETWEEN_STEPS,
+            attended: now,
         };
         start.early.into_iter().for_each(|message| service.hear_parent(message));
         service
@@ -280,6 +285,10 @@ impl Service {
     /// The same, waiting for so long at most.
     pub(crate) fn turn_within(&mut self, limit: Duration) {
         let ready = self.wait(limit);
+        let since = self.attended.elapsed();
+        if since > STOOD {
+            self.stood_still(since.saturating_sub(IDLE));
+        }
         self.wake.silence();
         while let Ok(command) = self.commands.try_recv() {
             self.command(command);
@@ -287,6 +296,7 @@ impl Service {
         self.hear(&ready);
         self.look_after();
         self.advance();
+        self.attended = Instant::now();
     }
 
     /// Waits for something to happen, for so long at most; the descriptors that are ready.

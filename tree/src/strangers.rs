@@ -81,6 +81,14 @@ impl Strangers {
         }
     }
 
+    /// This process has stood still for `time`, which does not count.
+    pub(crate) fn stood_still(&mut self, time: Duration) {
+        for stranger in self.here.iter_mut() {
+            stranger.since += time;
+            stranger.link.stood_still(time);
+        }
+    }
+
     /// What to poll for.
     pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
         self.here.iter().map(|s| &s.link)

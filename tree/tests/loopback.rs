@@ -65,6 +65,31 @@ fn facts_reach_those_who_want_them_through_all_levels() {
     assert!(root.traffic().received() <= 20 * 3 + 2 * 13, "{}", root.traffic().received());
 }
 
+/// A root that has stood still does not take those for lost who had no time to come to their parent meanwhile.
+#[test]
+fn a_root_that_stood_still_loses_nobody() {
+    const LONGER_THAN_ANYBODY_IS_AWAITED: Duration = Duration::from_secs(6);
+    let key = JobKey::random().unwrap();
+    let mut root = Joining::root(key.clone(), 1, "root".into()).unwrap();
+    let addresses = vec![root.addresses().last().unwrap().clone()];
+    let (_above, below) = std::thread::scope(|s| {
+        let (key, addresses) = (&key, &addresses);
+        let join = move |n: u64| Joining::connect(key.clone(), addresses, format!("host{n}"), n, 1).unwrap();
+        let both = s.spawn(move || (join(1).start().unwrap(), join(2)));
+        while !both.is_finished() {
+            root.await_event(Duration::from_millis(10));
+        }
+        both.join().unwrap()
+    });
+    std::thread::sleep(LONGER_THAN_ANYBODY_IS_AWAITED);
+    root.attend();
+    let _below = below.start().unwrap();
+    match root.await_event(LIMIT) {
+        Some(Event::Joined(info)) => assert_eq!(info.tag, 2),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_root_alone_waits_for_nobody() {
     let mut root = Joining::root(JobKey::random().unwrap(), 3, "root".into()).unwrap();

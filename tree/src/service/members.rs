@@ -206,6 +206,31 @@ impl Service {
         self.patience = self.patience.map(|(_, patience)| (now, patience));
         self.orders.iter_mut().for_each(|o| o.at = now);
         self.strangers.clock_is_another(now);
+        self.attended = now;
+    }
+
+    /// This process has stood still for `time`, perhaps with all of its machine: what others should have done meanwhile
+    /// they may still do.
+    pub(super) fn stood_still(&mut self, time: Duration) {
+        tracing::info!(ms = time.as_millis(), "this node has stood still");
+        for child in self.children.values_mut() {
+            child.link.iter_mut().for_each(|l| l.stood_still(time));
+            child.missing_since = child.missing_since.map(|since| since + time);
+        }
+        for guest in &mut self.guests {
+            guest.link.stood_still(time);
+            guest.since += time;
+        }
+        if let Some(above) = &mut self.above {
+            above.link.iter_mut().for_each(|l| l.stood_still(time));
+            above.lost += time;
+        }
+        for node in self.registry.values_mut() {
+            node.awaited = node.awaited.map(|until| until + time);
+        }
+        self.patience = self.patience.map(|(since, patience)| (since + time, patience));
+        self.orders.iter_mut().for_each(|o| o.at += time);
+        self.strangers.stood_still(time);
     }
 
     /// Time passing: signs of life, time limits, new attempts.
