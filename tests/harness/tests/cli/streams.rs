@@ -191,7 +191,7 @@ pub(super) fn restart_streams(place: &Place, user: User) -> Result<(), Failure> 
     let mut job = Job::new(place, "rstreams", user)?;
     let script = "i=0; while [ ! -e go2 ]; do i=$((i+1)); sleep 0.02; done; echo out; echo err >&2; exit 42";
     job.launch(&[], &["sh".into(), "-c".into(), script.into()])?;
-    std::thread::sleep(Duration::from_millis(300));
+    want(job.answers(LIMIT)?, || job.output_text())?;
     job.checkpoint()?;
     job.kill_all()?;
     let dir = job.dir().display().to_string();
