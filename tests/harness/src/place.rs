@@ -1,6 +1,7 @@
 //! Where tests run: a directory that ordinary users can read too, with copies of belay, its two blobs and the test programs.
 
 use crate::Failure;
+use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,6 +32,21 @@ impl User {
         match self {
             User::Root => &[],
             User::Ordinary => &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"],
+        }
+    }
+}
+
+thread_local! {
+    /// Work directories that this thread has made since it last cleared them away.
+    static MADE: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A check of this thread has passed, or failed: with BELAY_KEEP=failed only the work directories of those that failed stay.
+pub(crate) fn clear_away(passed: bool) {
+    let made = MADE.take();
+    if passed && std::env::var_os("BELAY_KEEP").is_some_and(|which| which == "failed") {
+        for dir in made {
+            std::fs::remove_dir_all(dir).ok();
         }
     }
 }
@@ -187,6 +203,7 @@ impl Place {
         if user == User::Ordinary && am_root() {
             step("give away", &dir, std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)))?;
         }
+        MADE.with_borrow_mut(|made| made.push(dir.clone()));
         Ok(dir)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::build::{build, Kind};
 use crate::case::Case;
-use crate::place::{am_root, Place, User};
+use crate::place::{am_root, clear_away, Place, User};
 use crate::rng::{run_seed, Rng};
 use crate::ways::{self, Way};
 use crate::Failure;
@@ -197,6 +197,7 @@ pub fn main_with(usual: usize, checks: Vec<Check>) -> ! {
                     let t0 = Instant::now();
                     let run = std::panic::AssertUnwindSafe(|| (c.run)());
                     let r = std::panic::catch_unwind(run).unwrap_or_else(|_| Err("it has panicked: see above".into()));
+                    clear_away(r.is_ok());
                     let ms = t0.elapsed().as_millis();
                     let seconds = t0.elapsed().as_secs();
                     took.lock()
