@@ -2,6 +2,7 @@
 
 use crate::beat::{self, Beats};
 use crate::place::{am_root, Place, User, NOBODY};
+use crate::still::Watch;
 use crate::{procs, Failure};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::chown;
@@ -405,13 +406,13 @@ impl Job {
 
     /// The same, where some may go on for a while.
     pub fn left_behind_within(&self, patience: Duration) -> Result<(), Failure> {
-        let end = Instant::now() + patient(patience);
+        let (begin, watch) = (Instant::now(), Watch::begin());
         loop {
             let left = procs::marked(&self.work);
             if left.is_empty() {
                 return Ok(());
             }
-            if Instant::now() > end {
+            if begin.elapsed() > patient(patience) + watch.stood() {
                 for (p, _) in &left {
                     procs::signal(*p, libc::SIGKILL);
                 }

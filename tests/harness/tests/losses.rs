@@ -13,6 +13,7 @@ use belay_tests::job::{output, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
+use belay_tests::still::Watch;
 use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::path::Path;
@@ -120,14 +121,16 @@ fn killed(place: &Place, part: usize, rng: &mut Rng) -> Result<(), Failure> {
             0 => ended(&job) > known,
             _ => job.said().contains(&lost),
         };
-        let since = std::cell::Cell::new(Instant::now());
+        let watch = Watch::begin();
+        let since = std::cell::Cell::new((Instant::now(), Duration::ZERO));
         let kill = || {
-            since.set(Instant::now());
+            since.set((Instant::now(), watch.stood()));
             Ok(Verdict::Kill)
         };
         let taken = checkpoint_struck(&job, part, moment, kill).map_err(in_phase)?;
         job.comes_true("the others are told of the loss", told).map_err(in_phase)?;
-        let took = since.get().elapsed();
+        let (since, stood) = since.get();
+        let took = since.elapsed().saturating_sub(watch.stood() - stood);
         want(took < TOLD, || {
             in_phase(format!("the others are told only after {} ms", took.as_millis()))
         })?;
