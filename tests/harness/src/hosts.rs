@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const DAEMON: &str = "host-daemon";
 /// The client's names.
 const SHELLS: [&str; 2] = ["ssh", "rsh"];
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Longest command.
 const MAX_COMMAND: usize = 1 << 20;
 

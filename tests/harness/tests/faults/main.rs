@@ -45,8 +45,7 @@ fn comes_back(job: &mut Job) -> Result<(), Failure> {
 /// `belay restart` that must not succeed.
 fn restart_refused(job: &Job, words: &[&str]) -> Result<(), Failure> {
     let dir = job.dir().display().to_string();
-    let o = output(job.belay(&["restart", &dir]), Duration::from_secs(10))
-        .map_err(|e| format!("restart was expected to name {words:?}: {e}"))?;
+    let o = output(job.belay(&["restart", &dir]), LIMIT).map_err(|e| format!("restart was expected to name {words:?}: {e}"))?;
     refused(&o, words)?;
     job.left_behind()
 }
