@@ -8,7 +8,7 @@
 //! Where little memory is free the program stands still during a part of the writing or all of it (`belay_capture::headroom`).
 
 use crate::clients::ClientId;
-use crate::generations::{Draft, Facts};
+use crate::generations::{self, Draft, Facts};
 use crate::nodes::table::Row;
 use crate::sys::Wake;
 use crate::Failure;
@@ -292,6 +292,10 @@ impl Writing {
             facts.dirty = found.dirty;
             let path = draft.target();
             let generation = draft.commit(files, &mut session, &facts)?;
+            // What a part has found, the root knows before it commits and removes older ones.
+            if let Some(damage) = session.damage() {
+                generations::mark(&path, damage);
+            }
             Ok(Committed {
                 generation,
                 blocked: facts.blocked,

@@ -11,9 +11,10 @@ mod mark;
 mod status;
 
 pub use draft::{ms, Draft, Facts};
-pub use mark::{is_marked, mark, unmark};
+pub use mark::{is_marked, mark, unmark, unmark_all};
 pub use status::status;
 
+use mark::Marks;
 pub(crate) use status::add_parts;
 
 use crate::{state, sys, Failure};
@@ -62,12 +63,12 @@ impl Generation {
     }
 
     pub(crate) fn open(number: u64, path: PathBuf) -> Self {
-        let store = Store::of_generation(&path);
-        Self::open_with(number, path, &store, &mut BTreeSet::new())
+        let known = (&Store::of_generation(&path), &Marks::read(path.parent().unwrap_or(&path)));
+        Self::open_with(number, path, known, &mut BTreeSet::new())
     }
 
-    /// The same, where the `store` has been opened, and these chunks (number, pages) are known to be `present`.
-    fn open_with(number: u64, path: PathBuf, store: &Store, present: &mut BTreeSet<(u32, u32)>) -> Self {
+    /// The same, where the store has been opened, and these chunks (number, pages) are known to be `present`.
+    fn open_with(number: u64, path: PathBuf, (store, marks): (&Store, &Marks), present: &mut BTreeSet<(u32, u32)>) -> Self {
         let manifest = Manifest::read(&path).and_then(|m| {
             for f in &m.files {
                 let file = path.join(&f.name);
@@ -90,7 +91,7 @@ impl Generation {
             }
             elsewhere.map_or(Ok(m), Err)
         });
-        let damage = mark::of(&path);
+        let damage = marks.why(number, &path);
         Self {
             number,
             path,
@@ -197,9 +198,9 @@ pub(crate) fn numbers(dir: &Path) -> Result<Vec<u64>, Failure> {
 /// all the same: ask for [`numbers`] or [`manifests`] where they are enough.
 pub fn list(dir: &Path) -> Result<Vec<Generation>, Failure> {
     let numbers = numbers(dir)?;
-    let store = Store::of_generation(&dir.join("any"));
+    let known = (&Store::of_generation(&dir.join("any")), &Marks::read(dir));
     let mut present = BTreeSet::new();
-    let open = |n| Generation::open_with(n, dir.join(name(n)), &store, &mut present);
+    let open = |n| Generation::open_with(n, dir.join(name(n)), known, &mut present);
     Ok(numbers.into_iter().map(open).collect())
 }
 
@@ -213,9 +214,10 @@ pub(crate) fn manifests(dir: &Path) -> Result<impl Iterator<Item = (u64, Result<
 /// been found, unless they may come from `elsewhere`, and last those that hold only what the command left behind when it
 /// failed, which nobody wants to go on in place of the command.
 pub(crate) fn order(dir: &Path, numbers: BTreeSet<u64>, elsewhere: &BTreeSet<u64>) -> Vec<u64> {
+    let marks = Marks::read(dir);
     let rank = |n: &u64| {
         let path = dir.join(name(*n));
-        let is_damaged = !elsewhere.contains(n) && mark::of(&path).is_some();
+        let is_damaged = !elsewhere.contains(n) && marks.why(*n, &path).is_some();
         (state::has_failed(&path), is_damaged)
     };
     let mut order: Vec<u64> = numbers.into_iter().rev().collect();
@@ -237,6 +239,14 @@ pub(crate) fn fullest(generations: &[Generation]) -> Option<u64> {
 pub(crate) fn complete(generations: &[Generation]) -> Option<u64> {
     let complete = |g: &&Generation| g.whole().is_some_and(|m| m.left_out.is_none()) && !state::has_failed(&g.path);
     generations.iter().rev().find(complete).map(|g| g.number)
+}
+
+/// Which of `generations`, oldest first, all parts keep beside the next one: each removes what is old by itself, and does
+/// not know what others have found damaged.
+pub(crate) fn for_all(generations: &[Generation], keep: u32) -> Vec<u64> {
+    let whole = generations.iter().rev().filter(|g| g.is_whole()).map(|g| g.number);
+    let newest = whole.take(keep.saturating_sub(1) as usize);
+    newest.chain(fullest(generations)).chain(complete(generations)).collect()
 }
 
 /// Those of `generations` that are whole without what lies in tiers which may be lost; of a set of chunks `is_away` says
@@ -302,6 +312,7 @@ pub fn remove_all(dir: &Path, numbers: &[u64]) -> Result<(), Failure> {
     if !gone.is_empty() {
         sync_dir(dir)?;
     }
+    mark::forget(dir, &gone);
     for n in gone {
         note(n, std::fs::remove_dir_all(hidden(n)));
     }
@@ -377,10 +388,10 @@ mod tests {
     use std::time::Duration;
 
     /// The directory `gen` of a job directory.
-    struct Scratch(PathBuf);
+    pub(super) struct Scratch(pub(super) PathBuf);
 
     impl Scratch {
-        fn new(test: &str) -> Self {
+        pub(super) fn new(test: &str) -> Self {
             let dir = std::env::temp_dir().join(format!("belay-generations-{test}-{}", std::process::id()));
             std::fs::create_dir(&dir).unwrap();
             std::fs::create_dir(dir.join("gen")).unwrap();
@@ -424,7 +435,7 @@ mod tests {
         }
     }
 
-    fn commit(dir: &Path, number: u64) -> GenerationStatus {
+    pub(super) fn commit(dir: &Path, number: u64) -> GenerationStatus {
         let d = Draft::create(dir, number).unwrap();
         std::fs::write(d.path.join("job.bimg"), b"12345").unwrap();
         let file = FileEntry {
@@ -547,34 +558,6 @@ mod tests {
         assert_eq!(retain(&s.0, 1, &[]).unwrap(), [1, 2, 3, 5]);
         std::fs::write(s.0.join("000004").join(MANIFEST_FILE), b"{").unwrap();
         assert_eq!(fullest(&list(&s.0).unwrap()), Some(6));
-    }
-
-    #[test]
-    fn what_was_found_damaged_is_not_whole_until_it_is_healed() {
-        let s = Scratch::new("mark");
-        for n in 1..=3 {
-            commit(&s.0, n);
-        }
-        let newest = || list(&s.0).unwrap().pop().unwrap();
-        newest().is_damaged("bit\nflips");
-        let g = newest();
-        assert!(!g.is_whole() && g.whole().is_none() && g.manifest().is_ok());
-        let status = g.status();
-        assert!(!status.whole && status.damage.unwrap().contains("flips") && status.bytes == 5);
-        // It pushes nothing out, and stays itself: it may be healed.
-        assert_eq!(retain(&s.0, 2, &[]).unwrap(), [] as [u64; 0]);
-        assert_eq!(
-            (fullest(&list(&s.0).unwrap()), complete(&list(&s.0).unwrap())),
-            (Some(2), Some(2))
-        );
-        unmark(&g.path);
-        assert!(newest().is_whole() && newest().status().damage.is_none());
-        assert_eq!(retain(&s.0, 2, &[]).unwrap(), [1]);
-        // What shows anyway needs no mark, and one that cannot be written is no failure.
-        std::fs::write(s.0.join("000002/job.bimg"), b"1234").unwrap();
-        list(&s.0).unwrap()[0].is_damaged("short");
-        assert!(list(&s.0).unwrap()[0].damage.is_none());
-        mark(&s.0.join("000007"), "not there");
     }
 
     #[test]

@@ -314,8 +314,7 @@ impl Agent {
         };
         let stats = session.stats;
         self.tracking.commit(found, session.tables());
-        if let Some(damage) = session.damage() {
-            generations::mark(&path, damage);
+        if session.damage().is_some() {
             self.has_rotted();
         }
         self.engine.keep(session, &path);

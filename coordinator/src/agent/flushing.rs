@@ -157,10 +157,8 @@ impl Agent {
             .chain(awaited.map(|a| a.generation))
             .chain(of_root)
             .chain(self.since.from);
-        // Parts keep theirs of these.
         let all = generations::list(&self.dir.generations()).unwrap_or_default();
-        let whole = [generations::fullest(&all), generations::complete(&all)];
-        known.chain(whole.into_iter().flatten()).collect()
+        known.chain(generations::for_all(&all, self.description.keep)).collect()
     }
 
     /// Whether somebody still waits: clients come and go.

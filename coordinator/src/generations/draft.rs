@@ -1,6 +1,6 @@
 //! A generation that is being made, until it is committed.
 
-use super::{name, sync_dir, Generation};
+use super::{mark, name, sync_dir, Generation};
 use crate::{sys, Failure};
 use belay_abi::histories::TEMPORARY;
 use belay_image::manifest::{Declared, Dirty, FileEntry, Manifest, Taken, MANIFEST_FILE};
@@ -52,6 +52,8 @@ pub fn ms(d: Duration) -> f64 {
 impl Draft {
     /// Begins generation `number` in `dir`.
     pub fn create(dir: &Path, number: u64) -> Result<Self, Failure> {
+        // What another one of that number was is nothing to it.
+        mark::forget(dir, &[number]);
         let path = dir.join(format!("{TEMPORARY}{}", name(number)));
         DirBuilder::new()
             .mode(0o700)

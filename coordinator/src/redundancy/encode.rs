@@ -95,6 +95,7 @@ impl Work<'_> {
             Err(Unfit::Unread(failure)) => return Err(failure),
             Err(Unfit::Rotten(failure)) => {
                 self.rotten.store(true, Ordering::Relaxed);
+                generations::Generation::at(&self.dir.join("gen"), generation).is_damaged(&failure.to_string());
                 let why = format!("{failure}; the next checkpoint shares nothing with those before");
                 return Err(Failure::new(failure.exit, why));
             }

@@ -7,6 +7,7 @@
 //! done. What the parts do ends with the connection.
 
 use super::{local, parts, Durable, To};
+use crate::generations::{self, Generation};
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::addresses;
 use crate::nodes::helper::{self, Helper};
@@ -14,7 +15,7 @@ use crate::nodes::meeting::{self, receive, send, Meeting};
 use crate::nodes::seat::part_dir;
 use crate::nodes::table::Row;
 use crate::redundancy::record;
-use crate::{generations, Failure};
+use crate::Failure;
 use belay_image::files;
 use belay_image::manifest::{MANIFEST_FILE, MAX_BYTES};
 use belay_storage::catalogue::Part;
@@ -129,8 +130,9 @@ impl Share {
                 let (described, none) = (self.dir.description()?, &mut &[][..]);
                 let (own, control) = (self.path(), Control::default());
                 let flushed = durable.copy(&described, (&own, &options), none, &control);
-                if control.is_rotten() {
+                if let (Err(e), true) = (&flushed, control.is_rotten()) {
                     self.rotten.store(true, Ordering::Relaxed);
+                    Generation::here(&own).is_damaged(&e.to_string());
                 }
                 let flushed = flushed?;
                 tracing::info!(generation = self.generation, tier = name, ?flushed, "part flushed");

@@ -1,9 +1,11 @@
 //! Flushes of generations that are made here, of jobs with and without parts.
 
+use super::hosts::Share;
 use super::*;
 use crate::generations::{self, Draft, Facts};
 use crate::jobdir::Access;
 use crate::keys::Encryption;
+use crate::nodes::meeting::Meeting;
 use crate::nodes::remote::RemoteShell;
 use crate::nodes::seat::part_dir;
 use crate::nodes::table::Row;
@@ -15,7 +17,9 @@ use belay_kernel::direct::Buffer;
 use belay_storage::engine::{Engine, Options};
 use belay_storage::store::Store;
 use belay_storage::tier::{failed, Object, Put};
+use belay_tree::{Door, JobKey};
 use std::io;
+use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -47,10 +51,13 @@ impl Scratch {
         JobDir::open(&self.0.join("job"), Access::Own).unwrap()
     }
 
-    fn durable(&self) -> Durable {
+    fn tier(&self) -> config::Tier {
         let tier = serde_json::json!({ "name": "t", "kind": "pfs", "path": self.0.join("pfs") });
-        let tier = serde_json::from_value(tier).unwrap();
-        Durable::open(&tier, &self.job().description().unwrap(), To::Use).unwrap()
+        serde_json::from_value(tier).unwrap()
+    }
+
+    fn durable(&self) -> Durable {
+        Durable::open(&self.tier(), &self.job().description().unwrap(), To::Use).unwrap()
     }
 
     /// What the tier holds of part `tag`.
@@ -91,6 +98,43 @@ impl Scratch {
         let (job, d) = (self.job(), self.job().description().unwrap());
         durable.flush(&job, &d, (path, None), &Control::default())
     }
+
+    /// The same, where each of these parts has its own of the generation on its host, and does this.
+    fn flush_there(&self, durable: &mut Durable, path: &Path, parts: &[(u64, fn(Share))]) -> Result<Flushed, Failure> {
+        let (job, mut d) = (self.job(), self.job().description().unwrap());
+        d.config.tiers = vec![self.tier()];
+        let (key, generation) = (JobKey::random().unwrap(), Generation::here(path).number);
+        let door = Door::open(key.clone(), &[Ipv4Addr::LOCALHOST.into()]).unwrap();
+        let root = door.addresses();
+        let share = |tag: &u64| Share {
+            key: key.clone(),
+            root: root.clone(),
+            generation,
+            tag: *tag,
+            dir: JobDir::open(&part_dir(job.path(), *tag), Access::Own).unwrap(),
+            description: d.clone(),
+            rotten: Arc::default(),
+        };
+        std::thread::scope(|scope| {
+            for (tag, act) in parts {
+                let share = share(tag);
+                scope.spawn(|| act(share));
+            }
+            let meeting = Meeting {
+                door,
+                generation,
+                hosts: parts.iter().map(|(tag, _)| (*tag, format!("h{tag}"))).collect(),
+                cancel: Arc::default(),
+            };
+            let mut members = Members::gather(meeting, job.path()).unwrap();
+            durable.flush(&job, &d, (path, Some(&mut members)), &Control::default())
+        })
+    }
+}
+
+/// A part that does what the root asks.
+fn copies(share: Share) {
+    share.run().unwrap();
 }
 
 /// What becomes of a tier.
@@ -232,6 +276,25 @@ fn a_byte_string_that_a_flush_finds_damaged_is_marked() {
         let why = found.damage.as_deref().unwrap_or_default();
         assert!(why.contains(BLOB_FILE), "{number}: {why}");
     }
+}
+
+#[test]
+fn what_a_host_finds_damaged_of_its_part_is_damage_of_the_generation() {
+    let s = Scratch::new("there");
+    let first = s.commit(1, &[1, 2]);
+    let there: [(u64, fn(Share)); 2] = [1, 2].map(|tag| (tag, copies as fn(Share)));
+    s.flush_there(&mut s.durable(), &first, &there).unwrap();
+    assert_eq!(s.whole(), [1]);
+    let path = s.commit(2, &[1, 2]);
+    rot(&parts::generation_of(s.job().path(), 2, &path));
+    let f = s.flush_there(&mut s.durable(), &path, &there).unwrap_err();
+    assert!(f.to_string().contains("h2") && f.to_string().contains(BLOB_FILE), "{f}");
+    let gen = s.job().generations();
+    let found = generations::list(&gen).unwrap();
+    let why = found[1].damage.as_deref().unwrap_or_default();
+    assert!(why.contains("part 2") && why.contains(BLOB_FILE), "{why}");
+    assert_eq!(generations::retain(&gen, 1, &[]).unwrap(), [] as [u64; 0]);
+    assert_eq!(generations::fullest(&found), Some(1));
 }
 
 #[test]

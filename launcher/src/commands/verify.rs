@@ -69,7 +69,7 @@ fn read_here(dir: &JobDir, show: &mut Show) -> Result<Here, Failure> {
             }
             here.sound += 1;
             if g.damage.is_some() && read.elsewhere.is_empty() && may_mark {
-                generations::unmark(&g.path);
+                generations::unmark_all(&g.path);
             }
             print(&format!(
                 "generation {}: {} ({} files, {} compared, {} extents, {} byte strings)\n",

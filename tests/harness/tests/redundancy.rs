@@ -174,6 +174,11 @@ fn damage(place: &Place, _: &mut Rng) -> Result<(), Failure> {
     if o.status.success() || !(said.contains("h2: ") && said.contains("damaged") && said.contains(".bpg")) {
         return Err(format!("a checkpoint with a damaged chunk: {said}"));
     }
+    // The root sees nothing of what lies there, and does not count it all the same.
+    let said = job.must(&["list"])?;
+    want(said.contains("damaged: part 1: "), || {
+        format!("after the chunk was found damaged: {said}")
+    })?;
     checkpoint(&job).map_err(|e| format!("after one with a damaged chunk: {e}"))?;
     // The next one begins from what is known of the last.
     let flip_record = r#"f=$(ls "$0"/redundant/0*.json | tail -n 1); printf X | dd of="$f" bs=1 seek=20 conv=notrunc status=none"#;
