@@ -38,8 +38,15 @@ impl Control {
         self.rotten.load(Ordering::Relaxed)
     }
 
+    /// Notes where a tier has failed for want of room.
+    pub fn note_room(&self, of_tier: &StorageError) {
+        if of_tier.is_for_want_of_room() {
+            self.found_no_room();
+        }
+    }
+
     /// Notes that a tier had no room for what was copied to it.
-    pub(crate) fn found_no_room(&self) {
+    pub fn found_no_room(&self) {
         self.full.store(true, Ordering::Relaxed);
     }
 

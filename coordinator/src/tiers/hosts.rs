@@ -71,7 +71,15 @@ struct Answer {
     /// That of the question.
     number: u64,
     /// Bytes, or why not.
-    said: Result<u64, (Exit, String)>,
+    said: Result<u64, Refused>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Refused {
+    exit: Exit,
+    message: String,
+    /// The tier has no room for it.
+    is_full: bool,
 }
 
 /// What a part needs to answer.
@@ -99,7 +107,13 @@ impl Share {
         };
         send(&mut root, &hello)?;
         while let Ok(Question { number, ask }) = receive(&mut root, None) {
-            let said = root.busy(|| self.answer(&ask)).map_err(|f| (f.exit, f.message));
+            let control = Control::default();
+            let refused = |f: Failure| Refused {
+                exit: f.exit,
+                message: f.message,
+                is_full: control.is_full(),
+            };
+            let said = root.busy(|| self.answer(&ask, &control)).map_err(refused);
             send(&mut root, &Answer { number, said })?;
         }
         Ok(())
@@ -109,7 +123,7 @@ impl Share {
         self.dir.generations().join(generations::name(self.generation))
     }
 
-    fn answer(&self, ask: &Ask) -> Result<u64, Failure> {
+    fn answer(&self, ask: &Ask, control: &Control) -> Result<u64, Failure> {
         let (Ask::Weigh { tier: name } | Ask::Copy { tier: name }) = ask;
         let d = &self.description;
         let named = d.config.durable().find(|t| t.name == *name);
@@ -128,8 +142,8 @@ impl Share {
                     ..durable.options(d)
                 };
                 let (described, none) = (self.dir.description()?, &mut &[][..]);
-                let (own, control) = (self.path(), Control::default());
-                let flushed = durable.copy(&described, (&own, &options), none, &control);
+                let own = self.path();
+                let flushed = durable.copy(&described, (&own, &options), none, control);
                 if let (Err(e), true) = (&flushed, control.is_rotten()) {
                     self.rotten.store(true, Ordering::Relaxed);
                     Generation::here(&own).is_damaged(&e.to_string());
@@ -215,6 +229,8 @@ struct Member {
     asked: u64,
     /// It has not been answered.
     is_open: bool,
+    /// The tier of that question has no room for what it has.
+    is_full: bool,
 }
 
 /// The parts of a generation, on their hosts.
@@ -271,6 +287,11 @@ impl Members {
         self.all.values_mut().filter(|m| m.is_open).map(Member::hear).collect()
     }
 
+    /// Whether the tier to which they were to copy has no room for what one of them has.
+    pub(super) fn found_no_room(&self) -> bool {
+        self.all.values().any(|m| m.is_full)
+    }
+
     /// Has them copied to tier `name`, beside what the root copies.
     pub(super) fn copy_to<'a>(&'a mut self, name: &'a str) -> impl Parts + 'a {
         Copying { members: self, name }
@@ -285,6 +306,7 @@ impl Member {
             direct,
             asked: 0,
             is_open: false,
+            is_full: false,
         }
     }
 
@@ -296,7 +318,7 @@ impl Member {
         self.asked += 1;
         let (number, ask) = (self.asked, ask.clone());
         send(&mut self.direct, &Question { number, ask }).map_err(|f| self.named(f))?;
-        self.is_open = true;
+        (self.is_open, self.is_full) = (true, false);
         Ok(())
     }
 
@@ -304,7 +326,10 @@ impl Member {
         self.is_open = false;
         let heard = receive::<Answer>(&mut self.direct, Some(Direct::SILENCE));
         let said = heard.and_then(|a| match a.number == self.asked {
-            true => a.said.map_err(|(exit, message)| Failure::new(exit, message)),
+            true => a.said.map_err(|refused| {
+                self.is_full = refused.is_full;
+                Failure::new(refused.exit, refused.message)
+            }),
             false => Err(meeting::failed("it has answered another question")),
         });
         said.map_err(|f| self.named(f))
@@ -344,7 +369,7 @@ impl Drop for Copying<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::collections::VecDeque;
     use std::net::{IpAddr, Ipv4Addr};
@@ -357,7 +382,11 @@ mod tests {
         let (mut all, mut threads) = (BTreeMap::new(), Vec::new());
         for (tag, answers) in (1..).zip(answers) {
             let (key, to) = (key.clone(), door.addresses());
-            let refused = |why: &&str| (Exit::NotDurable, (*why).to_owned());
+            let refused = |why: &&str| Refused {
+                exit: Exit::NotDurable,
+                message: (*why).to_owned(),
+                is_full: false,
+            };
             let mut answers: VecDeque<_> = answers.iter().map(|a| a.as_ref().copied().map_err(refused)).collect();
             threads.push(std::thread::spawn(move || {
                 let mut root = Direct::connect(&key, &to).unwrap();
@@ -371,6 +400,26 @@ mod tests {
         }
         let (job, generation) = (PathBuf::from("/nonexistent"), 1);
         (Members { job, generation, all }, threads)
+    }
+
+    /// A part with whose copy the tier is full.
+    pub(in super::super) fn without_room(share: &Share) {
+        let mut root = Direct::connect(&share.key, &share.root).unwrap();
+        let manifest = belay_image::checksum(&std::fs::read(share.path().join(MANIFEST_FILE)).unwrap());
+        let hello = Hello {
+            tag: share.tag,
+            generation: share.generation,
+            manifest,
+        };
+        send(&mut root, &hello).unwrap();
+        while let Ok(Question { number, .. }) = receive(&mut root, None) {
+            let said = Err(Refused {
+                exit: Exit::DiskFull,
+                message: "no room".into(),
+                is_full: true,
+            });
+            send(&mut root, &Answer { number, said }).unwrap();
+        }
     }
 
     #[test]

@@ -217,8 +217,7 @@ impl Durable {
     }
 
     /// Says what the job is.
-    fn describe(&self, d: &Description) -> Result<(), Failure> {
-        let text = d.encode()?;
+    fn describe(&self, text: &[u8]) -> Result<(), StorageError> {
         let there = match self.tier.length(JOB)? {
             Some(_) => read_whole(&*self.tier, JOB, MAX_JOB),
             None => Ok(Vec::new()),
@@ -227,8 +226,8 @@ impl Durable {
             // An older key is not to be needed for it.
             Ok(there) if there == text && self.tier.key_of(JOB) == self.tier.seals_with() => Ok(()),
             // Whoever put that there, the job knows what it is.
-            Ok(_) | Err(StorageError::TierDamaged { .. } | StorageError::Tier { .. }) => Ok(write_whole(&*self.tier, JOB, &text)?),
-            Err(e) => Err(e.into()),
+            Ok(_) | Err(StorageError::TierDamaged { .. } | StorageError::Tier { .. }) => write_whole(&*self.tier, JOB, &text),
+            Err(e) => Err(e),
         }
     }
 
@@ -243,7 +242,7 @@ impl Durable {
         // The flush compares all else with its checksums on the way.
         let own = verify::byte_strings(generation).map_err(StorageError::from);
         own.inspect_err(|e| control.note(e))?;
-        self.describe(d)?;
+        self.describe(&d.encode()?).inspect_err(|e| control.note_room(e))?;
         Ok(flush::flush(
             generation,
             &*self.tier,
@@ -535,7 +534,7 @@ pub fn check(d: &Description) -> Result<(), Failure> {
 pub(crate) fn tell_end(dir: &JobDir, d: &Description) {
     let holds = |known: &Option<Known>| known.as_ref().is_some_and(|k| !k.generations.is_empty());
     for (t, _) in d.config.durable().zip(known(dir, d)).filter(|(_, known)| holds(known)) {
-        if let Err(e) = Durable::open(t, d, To::Use).and_then(|durable| durable.describe(d)) {
+        if let Err(e) = Durable::open(t, d, To::Use).and_then(|durable| Ok(durable.describe(&d.encode()?)?)) {
             tracing::warn!(tier = t.name, error = %e, "record the end there");
         }
     }

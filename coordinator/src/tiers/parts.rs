@@ -241,8 +241,11 @@ impl Durable {
             Source::Here(rows) => self.copy_each(dir, d, (generation, &of_each), (&rows, &parts), control),
             Source::There(members) => {
                 let name = self.config.name.clone();
-                let mut theirs = members.copy_to(&name);
-                self.copy(d, (generation, &of_each), &mut theirs, control)
+                let copied = self.copy(d, (generation, &of_each), &mut members.copy_to(&name), control);
+                if members.found_no_room() {
+                    control.found_no_room();
+                }
+                copied
             }
         };
         let sum = copied.inspect_err(|_| {
@@ -313,10 +316,12 @@ impl Durable {
         Ok(())
     }
 
-    /// The tier had no room for a generation: what parts have copied of it goes too.
+    /// The tier had no room for a generation: what others have copied of it goes too.
     fn give_back(&mut self, d: &Description, tags: &BTreeSet<u64>) {
         // Perhaps the record is there all the same.
-        if let Err(e) = self.read().and_then(|()| self.prune(d, tags)) {
+        let read = self.read();
+        let own = read.and_then(|()| Ok(self.catalogue.collect(&*self.tier)?));
+        if let Err(e) = own.and_then(|_| self.prune(d, tags)) {
             tracing::warn!(tier = self.config.name, error = %e, "packs of a flush that found no room stay");
         }
     }

@@ -401,3 +401,32 @@ fn what_interrupted_flushes_of_parts_left_takes_no_room_from_the_next() {
     s.flush(&mut s.durable(), &path).unwrap();
     assert_eq!(s.whole(), [2, 3]);
 }
+
+#[test]
+fn where_one_host_finds_no_room_what_all_have_copied_goes() {
+    let s = Scratch::new("no-room");
+    let there: [(u64, fn(Share)); 2] = [1, 2].map(|tag| (tag, copies as fn(Share)));
+    let first = s.commit(1, &[1, 2]);
+    s.flush_there(&mut s.durable(), &first, &there).unwrap();
+    // Records name what they share with the next one.
+    let all = || -> Vec<String> {
+        let all = s.durable().tier.list("").unwrap();
+        all.into_iter().map(|o| o.key).filter(|key| !key.ends_with(JOB)).collect()
+    };
+    let before = all();
+    let path = s.commit(2, &[1, 2]);
+    let full = [(1, copies as fn(Share)), (2, |share| hosts::tests::without_room(&share))];
+    let f = s.flush_there(&mut s.durable(), &path, &full).unwrap_err();
+    assert!(f.to_string().contains("h2: no room"), "{f}");
+    assert_eq!(all(), before);
+    s.flush_there(&mut s.durable(), &path, &there).unwrap();
+    assert_eq!(s.whole(), [1, 2]);
+    // What fails for another reason is used by the next flush, or goes with gc.
+    let before = all();
+    let path = s.commit(3, &[1, 2]);
+    rot(&parts::generation_of(s.job().path(), 2, &path));
+    s.flush_there(&mut s.durable(), &path, &there).unwrap_err();
+    assert!(all().len() > before.len());
+    assert!(s.durable().collect(&s.job(), Some(9)).unwrap() > 0);
+    assert_eq!(all(), before);
+}
