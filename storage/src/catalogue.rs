@@ -141,6 +141,8 @@ fn number_of(key: &str) -> Option<u64> {
 /// What a tier holds.
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
+    /// It is of a tier that has been read; another one says nothing of what is there.
+    is_read: bool,
     /// The generations, oldest first.
     pub generations: Vec<Listed>,
     /// The packs and what they hold.
@@ -171,6 +173,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    /// Whether a tier has been read into it.
+    pub fn is_read(&self) -> bool {
+        self.is_read
+    }
+
     /// Notes that record or pack `key` is sealed with key `seal`, if with any.
     fn is_sealed_with(&mut self, key: &str, seal: Option<String>) {
         self.keys.extend(seal.map(|seal| (key.to_owned(), seal)));
@@ -472,7 +479,11 @@ impl Catalogue {
             }
             tier.sync()?;
         }
-        Ok(std::mem::take(self).bytes)
+        let gone = Self {
+            is_read: true,
+            ..Self::default()
+        };
+        Ok(std::mem::replace(self, gone).bytes)
     }
 
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.

@@ -7,13 +7,14 @@ use crate::jobdir::{Description, JobDir};
 use crate::redundancy::record;
 use crate::Failure;
 use belay_image::manifest::{Manifest, MANIFEST_FILE, MAX_BYTES, MAX_NUMBER};
+use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
 use belay_storage::catalogue::Listed;
 use belay_wire::{Exit, GenerationStatus, Level, OnTier};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 /// Longest notes that are read.
@@ -74,14 +75,19 @@ fn file(dir: &JobDir, tier: &str) -> PathBuf {
     dir.path().join("tiers").join(format!("{tier}.json"))
 }
 
-/// Notes what `durable` holds.
+/// Notes what `durable` holds, as far as that has been read.
 pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
     let catalogue = &durable.catalogue;
+    if !catalogue.is_read() {
+        return Ok(());
+    }
+    let (whole, unknown): (Vec<&Listed>, Vec<&Listed>) = catalogue.whole().into_iter().partition(|g| durable.has_read_parts_of(g));
     let keys = |g: &Listed| (g.manifest.generation, durable.keys_of(g));
-    let doubtful = catalogue.doubtful().into_iter().map(|g| g.manifest.generation);
+    let doubtful = catalogue.doubtful().into_iter().chain(unknown);
+    let doubtful = doubtful.map(|g| g.manifest.generation);
     let notes = Notes {
         format: FORMAT,
-        manifests: catalogue.whole().iter().map(|g| g.record.manifest.clone()).collect(),
+        manifests: whole.iter().map(|g| g.record.manifest.clone()).collect(),
         doubtful: doubtful.chain(catalogue.unread_generations()).collect(),
         keys: catalogue
             .generations
@@ -95,17 +101,15 @@ pub(super) fn write(dir: &JobDir, durable: &Durable) -> Result<(), Failure> {
     let path = file(dir, &durable.config.name);
     let text = serde_json::to_vec(&notes).map_err(|e| Failure::new(Exit::Internal, e.to_string()))?;
     let new = path.with_extension("new");
-    let write = || -> std::io::Result<()> {
-        match std::fs::DirBuilder::new().mode(0o700).create(dir.path().join("tiers")) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
-            _ => {}
-        }
-        let mut options = std::fs::OpenOptions::new();
-        let mut f = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        f.write_all(&text)?;
-        std::fs::rename(&new, &path)
-    };
-    write().map_err(|e| Failure::io(format!("write {}", path.display()), &e))
+    let fail = |e| Failure::io(format!("write {}", path.display()), &e);
+    match std::fs::DirBuilder::new().mode(0o700).create(dir.path().join("tiers")) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(e)),
+        _ => {}
+    }
+    // Empty ones after a power cut would say that no number has been used.
+    let mut f = create_private(&new)?;
+    f.write_all(&text).and_then(|()| f.sync_all()).map_err(fail)?;
+    std::fs::rename(&new, &path).map_err(fail)
 }
 
 /// The newest generation that tier `tier` is known to have held.

@@ -114,6 +114,12 @@ impl Durable {
         self.parts.get(&tag)
     }
 
+    /// Whether it is known what all parts of generation `g` hold.
+    pub(super) fn has_read_parts_of(&self, g: &Listed) -> bool {
+        let is_read = |p: &Part| self.parts.get(&p.tag).is_some_and(|part| part.catalogue.is_read());
+        g.record.parts.iter().all(is_read)
+    }
+
     /// The parts that the records name.
     pub(super) fn tags(&self) -> BTreeSet<u64> {
         let named = self.catalogue.generations.iter().flat_map(|g| &g.record.parts);

@@ -146,6 +146,8 @@ enum Event {
     Gone(u64, AtomicU32),
     /// It has no room while this file is there.
     Full(PathBuf),
+    /// It does not tell what it holds, so often.
+    Mute(AtomicU32),
 }
 
 /// A tier with which something happens.
@@ -184,7 +186,13 @@ impl Tier for Eventful {
         self.0.length(key)
     }
     fn list(&self, prefix: &str) -> Of<Vec<Object>> {
-        self.0.list(prefix)
+        match &self.1 {
+            Event::Mute(n) if n.load(Ordering::Relaxed) > 0 => {
+                n.fetch_sub(1, Ordering::Relaxed);
+                Err(failed(self.name(), "list", prefix, io::ErrorKind::TimedOut.into()))
+            }
+            _ => self.0.list(prefix),
+        }
     }
     fn delete(&self, key: &str) -> Of<()> {
         self.0.delete(key)
@@ -429,4 +437,30 @@ fn where_one_host_finds_no_room_what_all_have_copied_goes() {
     assert!(all().len() > before.len());
     assert!(s.durable().collect(&s.job(), Some(9)).unwrap() > 0);
     assert_eq!(all(), before);
+}
+
+#[test]
+fn what_is_known_of_a_tier_stays_known_while_it_does_not_answer() {
+    let s = Scratch::new("mute");
+    let (job, mut d) = (s.job(), s.job().description().unwrap());
+    d.config.tiers = vec![s.tier()];
+    let noted = || -> (Vec<u64>, Vec<u64>) {
+        let known = known(&job, &d).remove(0).unwrap();
+        (known.generations.iter().map(|(_, m)| m.generation).collect(), known.doubtful)
+    };
+    s.flush(&mut s.durable(), &s.commit(1, &[1, 2])).unwrap();
+    assert_eq!(noted(), (vec![1], vec![]));
+    let mut durable = s.durable();
+    let folder = s.0.join("pfs").join(d.folder());
+    durable.tier = Box::new(Eventful(Directory::open("t", &folder).unwrap(), Event::Mute(1.into())));
+    let path = s.commit(2, &[1, 2]);
+    let f = s.flush(&mut durable, &path).unwrap_err();
+    assert!(f.to_string().contains("list"), "{f}");
+    assert_eq!(noted(), (vec![1], vec![]));
+    // What a part has is not known where it has not been read.
+    let f = s.flush(&mut s.eventful(1, Event::Mute(1.into())), &path).unwrap_err();
+    assert!(f.to_string().contains("list"), "{f}");
+    assert_eq!(noted(), (vec![], vec![1]));
+    s.flush(&mut durable, &path).unwrap();
+    assert_eq!(noted(), (vec![1, 2], vec![]));
 }

@@ -13,6 +13,7 @@ impl Catalogue {
     /// without a mark on the tier stay so.
     pub fn read(tier: &dyn Tier, known: &Catalogue) -> Result<Self, StorageError> {
         let mut out = Self {
+            is_read: true,
             suspect: known.suspicions(),
             unmarked: known.unmarked.clone(),
             distrusted: known.distrusted.clone(),
