@@ -425,6 +425,9 @@ impl Catalogue {
         tier: &dyn Tier,
         newer_is_whole: &mut dyn FnMut() -> Result<(), StorageError>,
     ) -> Result<bool, StorageError> {
+        if self.give_up_damaged(tier, newer_is_whole)? {
+            return Ok(true);
+        }
         // Packs would stay.
         if self.has_unreadable_records() {
             return Ok(false);
@@ -488,8 +491,53 @@ impl Catalogue {
 
     /// Whether a generation's record cannot be read: then nobody knows which packs it needs.
     pub fn has_unreadable_records(&self) -> bool {
+        self.unreadable_record().is_some()
+    }
+
+    fn unreadable_record(&self) -> Option<&(String, String)> {
         let mut unread = self.faults.iter().chain(&self.locked).chain(&self.unread);
-        unread.any(|(key, _)| number_of(key).is_some())
+        unread.find(|(key, _)| number_of(key).is_some())
+    }
+
+    /// What can be done where nothing more can go from a tier that is full.
+    pub fn advice(&self) -> String {
+        let Some((key, why)) = self.unreadable_record() else {
+            return "raise it, or keep fewer checkpoints".into();
+        };
+        let next = match self.faults.iter().any(|(k, _)| k == key) {
+            true => "belay flush --check gives it up for a newer generation that is whole",
+            false => "try again when it can be read",
+        };
+        format!("raise it; nothing can be removed while nobody knows what {key} needs ({why}): {next}")
+    }
+
+    /// Gives up, for a newer generation, records that were found damaged when all was read: each may have named any
+    /// pack, and nothing could go any more. Whether there were any.
+    pub fn give_up_damaged(
+        &mut self,
+        tier: &dyn Tier,
+        newer_is_whole: &mut dyn FnMut() -> Result<(), StorageError>,
+    ) -> Result<bool, StorageError> {
+        let is_given_up = |key: &str| number_of(key).is_some() && self.distrusted.contains(key);
+        let given_up: Vec<String> = self
+            .faults
+            .iter()
+            .map(|(key, _)| key)
+            .filter(|key| is_given_up(key))
+            .cloned()
+            .collect();
+        if given_up.is_empty() {
+            return Ok(false);
+        }
+        newer_is_whole()?;
+        for key in &given_up {
+            tier.delete(key)?;
+            self.faults.retain(|(k, _)| k != key);
+        }
+        // Only when the records are gone may what they named go.
+        tier.sync()?;
+        self.collect(tier)?;
+        Ok(true)
     }
 
     /// Removes the packs that no record needs, and what lies among the records and is none; the bytes of packs freed.

@@ -117,7 +117,7 @@ pub enum StorageError {
         reason: String,
     },
     /// The tier may not hold as much.
-    #[error("tier {tier}: {bytes} bytes do not fit: its capacity is {capacity} and {used} are in use; raise it, or keep fewer checkpoints")]
+    #[error("tier {tier}: {bytes} bytes do not fit: its capacity is {capacity} and {used} are in use; {advice}")]
     TierFull {
         /// Its name.
         tier: String,
@@ -127,6 +127,8 @@ pub enum StorageError {
         used: u64,
         /// Bytes to be added.
         bytes: u64,
+        /// What can be done.
+        advice: String,
     },
     /// It would overwrite something else.
     #[error("generation {number} of the tier is not brought here: {reason}")]

@@ -384,14 +384,24 @@ impl Durable {
                 self.prune(d, tags)?;
                 continue;
             }
-            if !self.catalogue.give_way(&*self.tier, &mut is_whole)? {
-                return Err(StorageError::TierFull {
-                    tier: name,
-                    capacity,
-                    used,
-                    bytes,
+            let full = |advice| StorageError::TierFull {
+                tier: name.clone(),
+                capacity,
+                used,
+                bytes,
+                advice,
+            };
+            let mut given_up = false;
+            for tag in tags {
+                let part = self.part(d, *tag)?;
+                given_up |= part.catalogue.give_up_damaged(&*part.tier, &mut is_whole)?;
+                // What generations of the root needed would stay there.
+                if part.catalogue.has_unreadable_records() {
+                    return Err(full(format!("part {tag}: {}", part.catalogue.advice())).into());
                 }
-                .into());
+            }
+            if !given_up && !self.catalogue.give_way(&*self.tier, &mut is_whole)? {
+                return Err(full(self.catalogue.advice()).into());
             }
             self.prune(d, tags)?;
         }

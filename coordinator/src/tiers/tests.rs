@@ -2,6 +2,7 @@
 
 use super::hosts::Share;
 use super::*;
+use crate::config::Size;
 use crate::generations::{self, Draft, Facts};
 use crate::jobdir::Access;
 use crate::keys::Encryption;
@@ -463,4 +464,34 @@ fn what_is_known_of_a_tier_stays_known_while_it_does_not_answer() {
     assert_eq!(noted(), (vec![], vec![1]));
     s.flush(&mut durable, &path).unwrap();
     assert_eq!(noted(), (vec![1, 2], vec![]));
+}
+
+#[test]
+fn where_a_record_of_a_part_is_damaged_no_generation_goes_in_vain() {
+    let s = Scratch::new("give-way");
+    let mut d = s.job().description().unwrap();
+    d.keep = 9;
+    s.job().describe(&d).unwrap();
+    for number in 1..=3 {
+        s.flush(&mut s.durable(), &s.commit(number, &[1, 2])).unwrap();
+    }
+    let record = s.durable().tier.list("nodes/1/gen").unwrap().remove(0).key;
+    write_whole(&*s.durable().tier, &record, b"no record").unwrap();
+    assert_eq!(s.whole(), [2, 3]);
+    let all = s.durable().tier.list("").unwrap();
+    let used: u64 = all.iter().filter(|o| !o.key.ends_with(JOB)).map(|o| o.bytes).sum();
+    let mut durable = s.durable();
+    durable.config.capacity = Some(Size(used));
+    let path = s.commit(4, &[1, 2]);
+    let f = s.flush(&mut durable, &path).unwrap_err();
+    assert!(
+        f.exit == Exit::DiskFull && f.to_string().contains("part 1") && f.to_string().contains("--check"),
+        "{f}"
+    );
+    assert_eq!(s.whole(), [2, 3]);
+    // Found damaged once more by who has asked for it, it stands in nobody's way.
+    durable.distrust_damaged(&d).unwrap();
+    s.flush(&mut durable, &path).unwrap();
+    assert!(s.whole().ends_with(&[3, 4]), "{:?}", s.whole());
+    assert_eq!(durable.distrust_damaged(&d).unwrap(), [] as [String; 0]);
 }

@@ -38,6 +38,7 @@ pub(super) fn make(
                 capacity,
                 used: catalogue.bytes,
                 bytes,
+                advice: catalogue.advice(),
             });
         }
     }
@@ -70,16 +71,21 @@ mod tests {
     use crate::flush::{flush, Options};
     use crate::testing::Scratch;
     use crate::tier::directory::Directory;
+    use crate::tier::write_whole;
 
-    fn run(s: &Scratch, number: u64, tier: &Directory, capacity: u64) -> Result<Catalogue, StorageError> {
-        let options = Options {
+    fn options(capacity: u64) -> Options {
+        Options {
             threads: 1,
             rate: None,
             zstd: Compression::Off,
             verify: true,
             keep: 9,
             capacity: Some(capacity),
-        };
+        }
+    }
+
+    fn run(s: &Scratch, number: u64, tier: &Directory, capacity: u64) -> Result<Catalogue, StorageError> {
+        let options = options(capacity);
         let mut catalogue = Catalogue::default();
         flush(
             &s.generation(number),
@@ -113,6 +119,46 @@ mod tests {
     fn numbers(tier: &Directory) -> (Vec<u64>, usize) {
         let c = Catalogue::read(tier, &Catalogue::default()).unwrap();
         (c.whole().iter().map(|g| g.manifest.generation).collect(), c.doubtful().len())
+    }
+
+    #[test]
+    fn where_a_record_is_damaged_nothing_goes_that_it_may_need_until_it_is_given_up() {
+        let s = Scratch::new("unreadable");
+        let tier = s.tier("pfs");
+        let mut engine = s.engine();
+        let capacity = 500_000;
+        for n in 1..=3 {
+            s.commit(&mut engine, n, &Scratch::memory(50, n));
+        }
+        for n in 1..=2 {
+            run(&s, n, &tier, capacity).unwrap();
+        }
+        // That of the newest one.
+        let record = tier.list("gen").unwrap().remove(1).key;
+        write_whole(&tier, &record, b"no record").unwrap();
+        let before = tier.list("").unwrap();
+        let read = || Catalogue::read(&tier, &Catalogue::default()).unwrap();
+        let attempt = |mut known: Catalogue| {
+            let (three, options) = (s.generation(3), options(capacity));
+            flush(&three, &tier, &options, &mut known, &mut &[][..], &Control::default())
+        };
+        let e = attempt(read()).unwrap_err();
+        assert!(matches!(e, StorageError::TierFull { .. }), "{e}");
+        for words in [&*record, "belay flush --check"] {
+            assert!(e.to_string().contains(words), "{e}");
+        }
+        assert_eq!(tier.list("").unwrap(), before);
+        // Not for one that is damaged itself.
+        let chunk = Store::of_job(&s.job()).path(Manifest::read(&s.generation(3)).unwrap().chunks[0].id);
+        let good = std::fs::read(&chunk).unwrap();
+        let mut bad = good.clone();
+        bad[5000] ^= 1;
+        std::fs::write(&chunk, bad).unwrap();
+        assert!(attempt(read().forgotten()).unwrap_err().is_damage());
+        assert_eq!(tier.list("").unwrap(), before);
+        std::fs::write(&chunk, good).unwrap();
+        attempt(read().forgotten()).unwrap();
+        assert_eq!(numbers(&tier), (vec![1, 3], 0));
     }
 
     #[test]
