@@ -24,6 +24,9 @@ const FORMAT: u32 = 1;
 /// Longest record that is read.
 const MAX_RECORD: u64 = 1 << 30;
 
+/// No generation has this number, or a greater one.
+const MAX_GENERATION: u64 = 1 << 48;
+
 /// A generation on a tier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -75,7 +78,7 @@ impl Listed {
         let record: Record = serde_json::from_str(&envelope.body).map_err(|e| e.to_string())?;
         let manifest = Manifest::decode(key.as_ref(), record.manifest.as_bytes()).map_err(|e| e.to_string())?;
         // Those that follow need room.
-        if manifest.generation >= 1 << 48 || manifest.next_chunk > u32::MAX / 2 {
+        if manifest.generation >= MAX_GENERATION || manifest.next_chunk > u32::MAX / 2 {
             return Err(format!(
                 "generation {} and chunk {} are no numbers of a job",
                 manifest.generation, manifest.next_chunk
@@ -135,7 +138,7 @@ fn name_of(generation: u64, sum: u64) -> String {
 fn number_of(key: &str) -> Option<u64> {
     let (number, sum) = key.strip_prefix("gen/")?.strip_suffix(".json")?.split_once('-')?;
     let (number, sum) = (number.parse().ok()?, u64::from_str_radix(sum, 16).ok()?);
-    (name_of(number, sum) == key).then_some(number)
+    (number < MAX_GENERATION && name_of(number, sum) == key).then_some(number)
 }
 
 /// What a tier holds.
@@ -235,9 +238,12 @@ impl Catalogue {
         objects.filter_map(|key| self.keys.get(key)).map(String::as_str).collect()
     }
 
-    /// The first record or pack for which a key is missing: nothing can be added beside it by who does not know what it says.
+    /// Refuses where a key is missing for a record, or for a pack that one needs: nothing can be added beside it by who
+    /// does not know what it says. Any other pack is of no generation, whoever has put it there.
     pub fn check_open(&self, tier: &dyn Tier) -> Result<(), StorageError> {
-        let first = self.locked.first();
+        let has_record = self.locked_generations().next().is_some();
+        let is_needed = |key: &str| self.generations.iter().any(|g| g.record.packs.iter().any(|p| p.key == key));
+        let first = self.locked.iter().find(|(key, _)| has_record || is_needed(key));
         first.map_or(Ok(()), |(key, reason)| {
             Err(StorageError::Locked {
                 tier: tier.name().to_owned(),

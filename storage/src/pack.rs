@@ -138,7 +138,7 @@ impl Index {
             Ok(found) => found,
             Err(reason) => {
                 tier.get(key, 0..bytes.min(HEADER as u64), &mut buf)?;
-                locked(tier, key, &buf)?;
+                locked(tier, key, &buf, bytes)?;
                 return Err(damaged(reason));
             }
         };

@@ -202,9 +202,11 @@ fn key_of(header: &[u8]) -> Result<KeyId, Unsealable> {
     }
 }
 
-/// Where no key is configured: why what begins with `header` cannot be read, if it is sealed.
-pub fn locked(header: &[u8]) -> Option<Unsealable> {
+/// Where no key is configured: why what begins with `header`, and has `sealed` bytes, cannot be read, if it is sealed.
+pub fn locked(header: &[u8], sealed: u64) -> Option<Unsealable> {
     match key_of(header) {
+        // Only the beginning is that of a sealed object.
+        Ok(_) if contents_length(sealed).is_none() => None,
         Ok(needed) => Some(Unsealable::UnknownKey {
             needed,
             have: "no key is configured".into(),
@@ -272,8 +274,13 @@ pub(crate) struct Opener {
 impl Opener {
     /// For the object at `path`, which has `sealed` bytes and begins with `header`.
     pub(crate) fn new(keys: &Keys, path: &str, header: &[u8], sealed: u64) -> Result<Self, Unsealable> {
-        let key = keys.object(header, path)?;
-        let bytes = contents_length(sealed).ok_or(Unsealable::Length(sealed))?;
+        let bytes = contents_length(sealed).ok_or(Unsealable::Length(sealed));
+        let key = match keys.object(header, path) {
+            // No key opens what is as long as no sealed object.
+            Err(unknown @ Unsealable::UnknownKey { .. }) => return Err(bytes.err().unwrap_or(unknown)),
+            other => other?,
+        };
+        let bytes = bytes?;
         Ok(Self { key, bytes })
     }
 
@@ -411,8 +418,14 @@ mod tests {
             "no object is sealed twice in the same way"
         );
         assert!(!sealed.windows(8).any(|w| w == b"contents"));
-        assert!(locked(&sealed).is_some_and(|why| why.to_string().contains("no key is configured")));
-        assert_eq!(locked(b"{\"format\":1}"), None);
+        assert!(locked(&sealed, sealed.len() as u64).is_some_and(|why| why.to_string().contains("no key is configured")));
+        assert_eq!(locked(b"{\"format\":1}", 12), None);
+        // Junk behind the beginning of another object.
+        assert_eq!(locked(&sealed, (HEADER + 3) as u64), None);
+        assert!(matches!(
+            Opener::new(&keys(&"b".repeat(64)), "x", &sealed, (HEADER + 3) as u64),
+            Err(Unsealable::Length(_))
+        ));
     }
 
     #[test]

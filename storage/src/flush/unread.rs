@@ -145,6 +145,21 @@ fn a_pack_that_cannot_be_read_keeps_nobody_from_others() {
 }
 
 #[test]
+fn what_is_called_after_no_generation_is_no_record() {
+    let s = Scratch::new("unread");
+    let (tier, record) = (s.tier("pfs"), format!("gen/{}-0123456789abcdef.json", 1u64 << 48));
+    crate::tier::write_whole(&tier, &record, b"junk").unwrap();
+    let mut engine = s.engine();
+    for n in 1..=2 {
+        s.commit(&mut engine, n, &Scratch::memory(50, n));
+        run(&s, n, &tier, &Options { keep: 1, ..options() }).unwrap();
+    }
+    let packs = tier.list("packs").unwrap();
+    assert!(packs.iter().all(|o| o.key.starts_with("packs/000002")), "{packs:?}");
+    assert_eq!((numbers(&tier), tier.length(&record).unwrap()), (vec![2], None));
+}
+
+#[test]
 fn a_tier_that_does_not_answer_is_none_that_holds_nothing() {
     let s = Scratch::new("unread");
     two(&s);

@@ -122,13 +122,13 @@ pub fn read_whole(tier: &dyn Tier, key: &str, most: u64) -> Result<Vec<u8>, Stor
     }
     let mut out = Buffer::default();
     tier.get(key, 0..bytes, &mut out)?;
-    locked(tier, key, &out)?;
+    locked(tier, key, &out, bytes)?;
     Ok(out.to_vec())
 }
 
-/// Refuses an object that begins with `data` where that is sealed, and the tier was opened without a key.
-pub(crate) fn locked(tier: &dyn Tier, key: &str, data: &[u8]) -> Result<(), StorageError> {
-    let why = seal::locked(data);
+/// Refuses an object of `bytes` bytes that begins with `data` where that is sealed, and the tier was opened without a key.
+pub(crate) fn locked(tier: &dyn Tier, key: &str, data: &[u8], bytes: u64) -> Result<(), StorageError> {
+    let why = seal::locked(data, bytes);
     why.map_or(Ok(()), |why| {
         Err(StorageError::Locked {
             tier: tier.name().to_owned(),

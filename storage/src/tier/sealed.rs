@@ -93,10 +93,8 @@ impl Sealed {
             return Err(cannot(io::ErrorKind::UnexpectedEof));
         }
         let opener = |header: &[u8]| {
-            let opener = Opener::new(&self.keys, &self.path(key), header, sealed).map_err(|why| self.refuse(key, &why))?;
-            let opener = Arc::new(opener);
-            self.note(key, |s| s.opener = Some(opener.clone()));
-            Ok::<_, StorageError>(opener)
+            let opener = Opener::new(&self.keys, &self.path(key), header, sealed);
+            opener.map(Arc::new).map_err(|why| self.refuse(key, &why))
         };
         let from = stored(range, bytes.unwrap_or(0));
         let header = HEADER as u64;
@@ -117,7 +115,10 @@ impl Sealed {
                 (opener, 0)
             }
         };
-        opener.open(range, buf, skip).map_err(|why| self.refuse(key, &why))
+        opener.open(range, buf, skip).map_err(|why| self.refuse(key, &why))?;
+        // Not by its header alone: that may have been copied from another object.
+        self.note(key, |s| s.opener = Some(opener));
+        Ok(())
     }
 }
 
