@@ -12,11 +12,13 @@
 
 use super::desk::{Desk, Place, Spec};
 use super::rule::Policy;
+use crate::chunk::{self, Chunk};
 use crate::control::{is_rotten, Control};
+use crate::fetch::check_pages;
 use crate::flush::{rate::Rate, step_back};
 use crate::needed::Needed;
 use crate::store::{Removed, Store};
-use crate::{chunk, StorageError};
+use crate::StorageError;
 use belay_image::sections::create_private;
 use belay_image::{files, ImageError};
 use belay_kernel::dir;
@@ -104,11 +106,21 @@ impl Mover {
         entry(id, item.ticket)
     }
 
-    /// Whether chunk `id`, as it lies in `tier`, lies at home as well. One with the same number only is another one.
+    /// Whether chunk `id`, as it lies in `tier`, lies at home as well, whole: what is in the tier goes then.
     fn is_home_from(&self, tier: usize, id: u32) -> bool {
-        let home = self.store.path_in(Place::Home, id);
-        let marks = (chunk::mark(&home), chunk::mark(&self.store.path_in(Place::Tier(tier), id)));
-        matches!(marks, (Ok(a), Ok(b)) if a == b) && chunk::is_sealed(&home)
+        self.is_same_at_home(tier, id) && self.is_whole(&self.store.path_in(Place::Home, id))
+    }
+
+    /// Whether chunk `id` at home says that it is the one in `tier`. One with the same number only is another one.
+    fn is_same_at_home(&self, tier: usize, id: u32) -> bool {
+        let both = [Place::Home, Place::Tier(tier)].map(|place| chunk::mark(&self.store.path_in(place, id)));
+        matches!(both, [Ok(a), Ok(b)] if a == b)
+    }
+
+    /// Whether the file at `path` is a chunk of which each page is what its table says: a table may stand behind anything.
+    fn is_whole(&self, path: &Path) -> bool {
+        let chunk = chunk::entry_of(path).and_then(|entry| Chunk::open(path.to_owned(), &entry));
+        chunk.is_ok_and(|chunk| check_pages(&chunk, &self.control).is_ok())
     }
 
     fn items(&self) -> MutexGuard<'_, BTreeMap<u32, Item>> {
@@ -229,8 +241,9 @@ impl Mover {
         Ok(())
     }
 
-    /// Gives the copy of chunk `id` from `tier` its name at home. What has that name there stays, whatever it is: it may
-    /// have been brought by a fetch because the one in the tier is damaged, or be another one that is needed.
+    /// Gives the copy of chunk `id` from `tier` its name at home. What has that name there stays: it may have been brought
+    /// by a fetch because the one in the tier is damaged, or be another one that is needed. Not where it is the same,
+    /// damaged, and the copy is whole.
     fn arrive(&self, tier: usize, id: u32) -> Result<(), StorageError> {
         let (temporary, home) = (
             self.store.name_in(Place::Home, id, false),
@@ -239,15 +252,24 @@ impl Mover {
         let Err(e) = dir::rename_new(&temporary, &home) else {
             return Ok(());
         };
+        let is_there = e.kind() == ErrorKind::AlreadyExists;
+        let is_home = is_there && self.is_home_from(tier, id);
+        if is_there && !is_home && self.is_same_at_home(tier, id) && self.is_whole(&temporary) {
+            let renamed = std::fs::rename(&temporary, &home);
+            return renamed.map_err(|e| ImageError::io("rename", &temporary, e).into());
+        }
         remove(&temporary);
-        if e.kind() != ErrorKind::AlreadyExists {
+        if !is_there {
             return Err(ImageError::io("rename", &temporary, e).into());
         }
-        if self.is_home_from(tier, id) {
+        if is_home {
             return Ok(());
         }
         let lies = self.store.path_in(Place::Tier(tier), id);
-        let why = format!("another chunk with its number is {}", home.display());
+        let why = format!(
+            "another chunk with its number, or the same one damaged, is {}",
+            home.display()
+        );
         Err(ImageError::damaged(&lies, why).into())
     }
 

@@ -247,6 +247,36 @@ fn what_a_fetch_has_healed_at_home_is_not_overwritten_with_what_was_damaged() {
 }
 
 #[test]
+fn a_table_behind_junk_at_home_is_not_taken_for_the_chunk_that_lies_in_the_tier() {
+    let s = Scratch::new("junk");
+    let memory = Scratch::memory(40, 3);
+    let committed = left_in_memory(&s, &memory);
+    let store = Store::of_job(&s.job());
+    let of = |n: usize| [Place::Home, Place::Tier(0)].map(|place| store.path_in(place, committed.0[n].id));
+    let junk_of = |path: &Path| {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[..CHUNK as usize].fill(0x55);
+        bytes
+    };
+    let ([home, tier], [home_too, tier_too]) = (of(0), of(1));
+    std::fs::write(&home, junk_of(&tier)).unwrap();
+    let engine = engine(&s, 100, 0, Policy::Adaptive, None);
+    let mover = engine.mover().unwrap();
+    // That of the second comes later. Where neither is whole, both stay.
+    let good = std::fs::read(&tier_too).unwrap();
+    std::fs::write(&home_too, junk_of(&tier_too)).unwrap();
+    std::fs::write(&tier_too, junk_of(&tier_too)).unwrap();
+    mover.start().unwrap();
+    mover.drain();
+    assert!(tier_too.exists() && home_too.exists() && !tier.exists());
+    assert!(mover.take_rotten().is_some_and(|why| why.contains("damaged")));
+    std::fs::write(&tier_too, good).unwrap();
+    mover.finish().unwrap();
+    assert!(read(&store, &committed) == memory);
+    assert_eq!((files(&s.0.join("mem")), mover.left()), (vec![], None));
+}
+
+#[test]
 fn numbers_are_not_used_again_where_chunks_are_out_of_sight() {
     let s = Scratch::new("out-of-sight");
     let begin = || {
