@@ -266,7 +266,8 @@ impl<'a> Writer<'a> {
 /// Reads every piece of pack `key` and compares it with its checksum; the bytes read.
 pub fn check(tier: &dyn Tier, key: &str, index: &Index) -> Result<u64, StorageError> {
     let (mut buf, mut seen, mut bytes) = (Buffer::default(), BTreeSet::new(), 0);
-    for p in index.items.iter().flat_map(|i| &i.pieces).filter(|p| seen.insert(p.offset)) {
+    let mut is_new = |p: &&Piece| seen.insert((p.offset, p.stored, p.xxh3));
+    for p in index.items.iter().flat_map(|i| &i.pieces).filter(&mut is_new) {
         tier.get(key, p.offset..p.offset + u64::from(p.stored), &mut buf)?;
         if checksum(&buf) != p.xxh3 {
             let reason = format!("checksum of {} bytes at {} does not match", p.stored, p.offset);
@@ -307,6 +308,11 @@ mod tests {
             Ok(out)
         };
         assert_eq!(read(&tier).unwrap(), [&data[..], &data[..100]].concat());
+        // Another piece that begins where a good one does.
+        let mut lies = index.clone();
+        let first = lies.items[0].pieces[0];
+        lies.items[1].pieces.push(Piece { xxh3: 0, ..first });
+        assert!(check(&tier, "packs/a", &index).is_ok() && check(&tier, "packs/a", &lies).is_err());
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);
