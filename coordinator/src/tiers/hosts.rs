@@ -256,9 +256,11 @@ impl Members {
         })
     }
 
-    /// Whether what they have has been compared with its checksums: it was, when it was made redundant.
+    /// Whether what they have has been compared with its checksums: it was, when it was made redundant. Somebody may have
+    /// found damage since.
     pub(super) fn are_whole(&self) -> bool {
-        record::numbers(&self.job).is_ok_and(|all| all.contains(&self.generation))
+        let is_redundant = record::numbers(&self.job).is_ok_and(|all| all.contains(&self.generation));
+        is_redundant && Generation::at(&self.job.join("gen"), self.generation).damage.is_none()
     }
 
     pub(super) fn parts(&self) -> Vec<Part> {
@@ -434,6 +436,28 @@ pub(super) mod tests {
         drop(copying);
         drop(parts);
         threads.into_iter().for_each(|t| t.join().unwrap());
+    }
+
+    #[test]
+    fn what_was_found_damaged_since_it_was_made_redundant_is_not_whole() {
+        let job = std::env::temp_dir().join(format!("belay-since-{}", std::process::id()));
+        std::fs::create_dir(&job).unwrap();
+        std::fs::write(job.join(crate::jobdir::JOB), "").unwrap();
+        let parts = Members {
+            job: job.clone(),
+            generation: 1,
+            all: BTreeMap::new(),
+        };
+        assert!(!parts.are_whole());
+        let status = belay_wire::GenerationStatus {
+            generation: 1,
+            ..Default::default()
+        };
+        record::Record::new(status, "h1".into(), Vec::new()).write(&job).unwrap();
+        assert!(parts.are_whole());
+        generations::mark(&parts::generation_of(&job, 2, &job.join("gen/000001")), "bit flips");
+        assert!(!parts.are_whole());
+        std::fs::remove_dir_all(job).unwrap();
     }
 
     #[test]
