@@ -226,7 +226,7 @@ impl Durable {
             // An older key is not to be needed for it.
             Ok(there) if there == text && self.tier.key_of(JOB) == self.tier.seals_with() => Ok(()),
             // Whoever put that there, the job knows what it is.
-            Ok(_) | Err(StorageError::TierDamaged { .. } | StorageError::Tier { .. }) => write_whole(&*self.tier, JOB, &text),
+            Ok(_) | Err(StorageError::TierDamaged { .. } | StorageError::Tier { .. }) => write_whole(&*self.tier, JOB, text),
             Err(e) => Err(e),
         }
     }
