@@ -249,7 +249,7 @@ impl Driver for Cuda {
         let restored = self.call("put its state back on the GPU", self.restore, pid, &first);
         restored.map_err(|e| match e.code {
             INVALID_VALUE if !pairs.is_empty() => Refused {
-                why: format!("{e}: another GPU than the one of before needs driver r580 or newer"),
+                why: format!("{e}: another GPU than the one of before needs driver r580 or newer, and a place for each GPU that the driver had shown"),
                 ..e
             },
             _ => e,

@@ -19,6 +19,7 @@ mod page;
 mod rest;
 
 pub use devices::Device;
+use devices::Missing;
 use driver::Cuda;
 use rest::Processes;
 use std::os::linux::net::SocketAddrExt;
@@ -36,6 +37,8 @@ pub struct Task {
     pub restarted: bool,
     /// The GPUs that they had, where those of this host are to take their places.
     pub had: Vec<Device>,
+    /// The GPUs that were hidden from them there: the driver has counted those too, and wants a place for each.
+    pub hidden: Vec<Device>,
     /// What `CUDA_VISIBLE_DEVICES` said where the job was started: which of them may be used.
     pub visible: Option<String>,
     /// Say which GPUs the host has.
@@ -51,42 +54,45 @@ fn claim(device: &Device) -> Option<UnixDatagram> {
 }
 
 /// Serves the control page behind standard input until all goes on again. On standard output it says `gpu UUID NAME` of
-/// each GPU, where it is to list them, `thread PID TID` of each process that runs, with the thread that does the driver's
+/// each GPU that may be used, and `hidden UUID NAME` of the others, where it is to list them, `thread PID TID` of each process that runs, with the thread that does the driver's
 /// work there, and `ready` when it begins.
 pub fn serve(task: Task) -> Result<(), String> {
     let cuda = Cuda::load().map_err(|e| e.to_string())?;
     // While the programs run: whatever follows may have to put states back.
     cuda.begin().map_err(|e| e.to_string())?;
-    let mut devices = if task.list || !task.had.is_empty() {
+    let all = if task.list || !task.had.is_empty() {
         cuda.devices().map_err(|e| e.to_string())?
     } else {
         Vec::new()
     };
-    if let Some(named) = &task.visible {
-        let visible = devices::visible(&devices, named);
-        // Programs of the job may have been told others.
-        if !visible.is_empty() || !task.had.is_empty() {
-            devices = visible;
-        }
-    }
+    let visible = task.visible.as_ref().map(|named| devices::visible(&all, named));
+    // Where none is, programs of the job may have been told others.
+    let may = visible.filter(|some| !some.is_empty() || !task.had.is_empty());
+    let may = may.unwrap_or_else(|| all.clone());
     // Held until this process ends: by then all that restart here have chosen.
     let mut claims = Vec::new();
-    let pairs = devices::pairs(&task.had, &devices, &mut |device| {
+    let pairs = devices::pairs((&task.had, &task.hidden), (&all, &may), &mut |device| {
         let claimed = claim(device);
         let is_new = claimed.is_some();
         claims.extend(claimed);
         is_new
     });
-    let pairs = pairs.map_err(|e| match &task.visible {
-        Some(named) => format!("{e} (CUDA_VISIBLE_DEVICES={named}); let it name as many of this kind as before"),
-        None => format!("{e}; restart where there is one"),
+    let pairs = pairs.map_err(|missing| match (missing, &task.visible) {
+        (Missing::Had(why), Some(named)) => {
+            format!("{why} (CUDA_VISIBLE_DEVICES={named}); let it name as many of this kind as before")
+        }
+        (Missing::Had(why), None) => format!("{why}; restart where there is one"),
+        (Missing::Hidden(why), _) => format!(
+            "{why}; restart where there is one, and have a container or a device cgroup (Slurm: ConstrainDevices) show jobs their own GPUs only"
+        ),
     })?;
     let mut processes = Processes::new(&cuda, task.pids, task.limit, pairs);
     if task.recover {
         return processes.go_on(true).map_err(|e| e.why);
     }
     if task.list {
-        devices.iter().for_each(|d| println!("gpu {d}"));
+        may.iter().for_each(|d| println!("gpu {d}"));
+        all.iter().filter(|d| !may.contains(d)).for_each(|d| println!("hidden {d}"));
     }
     if !task.restarted {
         processes.list().iter().for_each(|(pid, tid)| println!("thread {pid} {tid}"));

@@ -183,6 +183,7 @@ pub(crate) fn gpu(args: Gpu) -> Result<u8, Failure> {
         limit: Duration::from_millis(args.limit),
         restarted: args.restarted,
         had: args.had,
+        hidden: args.hidden,
         visible: args.visible,
         list: args.list,
         recover: args.recover,

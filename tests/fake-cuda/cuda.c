@@ -3,13 +3,14 @@
 // Checkpointing").
 //
 // FAKE_CUDA_GPU, or the file /tmp/fake-cuda-gpus: of each GPU a letter, of which the UUID consists, and the name of its kind
-// ("a Fake GPU,b Fake GPU"); what the program makes is on the first one. FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
+// ("a Fake GPU,b Fake GPU"); what the program makes is on the first one that CUDA_VISIBLE_DEVICES shows it. FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
 // (refused; who asks again makes it FAILED), short (the host has no memory for its state), fail (FAILED), slow (the state is taken off, and put back, in 0.2 s),
 // long (the same in 65 s), whole (the wait of its thread is not to be
 // interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
 // single (a GPU has room for one process),
 // shared (processes of one process group share memory of the device: while one is not running, any call about another one waits).
-// FAKE_CUDA_FULL: a file; where it is there, the device has no memory for who comes back, who then never comes back at all.
+// FAKE_CUDA_FULL: a file; where it is there, the device has no memory for who comes back, who then never comes back at all. Where
+// "once" stands in it, it goes with that.
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <dirent.h>
@@ -29,7 +30,10 @@
 #define API __attribute__((visibility("default"))) CUresult
 #define DEVICE "/dev/nvidia0"
 enum { LOCK = 1, CHECKPOINT, RESTORE, UNLOCK };
-enum { ALLOCATIONS = 64, QUEUE = 64 };
+enum { ALLOCATIONS = 64, QUEUE = 64, GPUS = 8 };
+// Addresses that the driver has reserved, where it makes contexts.
+#define RESERVED ((void *)0x200000000)
+#define RESERVED_BYTES ((size_t)4 << 30)
 
 // What another process reads and writes. Its place in the library is the same in both.
 static struct {
@@ -37,8 +41,9 @@ static struct {
     _Atomic uint32_t asked, answered;
     uint32_t timeout_ms;
     _Atomic uint32_t result, state;
-    // The letter of its GPU, and the thread that serves.
-    uint32_t gpu;
+    // The letter of its GPU; of each GPU of the host, that it was not to see too, the letter and what its kind comes to.
+    uint32_t gpu, gpus[GPUS], kinds[GPUS];
+    // The thread that serves.
     _Atomic uint32_t thread;
     // It has failed to come back, and never will.
     uint32_t is_spent;
@@ -52,7 +57,8 @@ struct allocation {
 static struct allocation allocations[ALLOCATIONS];
 static struct { CUdeviceptr at; size_t words; } queue[QUEUE];
 static unsigned submitted, done;
-static int is_ready, device = -1, resting;
+static int is_ready, device = -1, resting, own_pid, has_reserved;
+static char own_name[16];
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 
@@ -79,7 +85,12 @@ static int fault(const char *name) {
 
 static int is_full(void) {
     const char *file = getenv("FAKE_CUDA_FULL");
-    return file && !access(file, F_OK);
+    FILE *there = file ? fopen(file, "re") : NULL;
+    char how[8] = "";
+    if (!there) return 0;
+    if (fgets(how, sizeof how, there) && !strcmp(how, "once")) remove(file);
+    fclose(there);
+    return 1;
 }
 
 // Each call of the program: waits while its calls are held back.
@@ -190,8 +201,21 @@ static int fits(void) {
     return !fault("single") || !fcntl(device, F_OFD_SETLK, &own);
 }
 
+// Whether the process is what it was: its numbers, the name of the driver's thread (which tells descriptors), that one's
+// descriptor, and the addresses that are reserved.
+static int is_same(void) {
+    char name[16] = "";
+    prctl(PR_GET_NAME, name);
+    return getpid() == own_pid && (uint32_t)gettid() == control.thread && !strcmp(name, own_name) && fcntl(resting, F_GETFD) >= 0 &&
+           (!has_reserved || !msync(RESERVED, RESERVED_BYTES, MS_ASYNC));
+}
+
 static CUresult restore(void) {
     if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
+    if (!is_same()) {
+        control.state = FAILED;
+        return CUDA_ERROR_UNKNOWN;
+    }
     // As the driver of r580: what has failed once fails for good.
     if (fault("slow")) nap(200000);
     if (control.is_spent) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -201,7 +225,11 @@ static CUresult restore(void) {
     }
     device = open(DEVICE, O_RDWR | O_CLOEXEC);
     if (device < 0) return CUDA_ERROR_NO_DEVICE;
-    if (!fits()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!fits()) {
+        control.is_spent = 1;
+        close(device);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     for (struct allocation *a = allocations; a < allocations + ALLOCATIONS; a++) {
         if (!a->at) continue;
         if (map(a, 1)) {
@@ -286,41 +314,57 @@ static int gpu(int number, char *kind, size_t room) {
     snprintf(kind, room, "%s", one + 2);
     return one[0];
 }
-static int first_gpu(void) {
-    char kind[64];
-    return gpu(0, kind, sizeof kind);
+// The same of those that CUDA_VISIBLE_DEVICES shows, by their places, up to the first that is none.
+static int seen_gpu(int number, char *kind, size_t room) {
+    const char *named = getenv("CUDA_VISIBLE_DEVICES");
+    char text[64], *rest = text, *end;
+    if (!named) return gpu(number, kind, room);
+    snprintf(text, sizeof text, "%s", named);
+    for (char *one = strsep(&rest, ","); one; one = strsep(&rest, ",")) {
+        long place = strtol(one, &end, 10);
+        if (end == one || *end || place < 0) return 0;
+        if (number-- == 0) return gpu((int)place, kind, room);
+    }
+    return 0;
 }
-static int has_gpu(uint32_t letter) {
+// What a kind comes to: as good as its name.
+static uint32_t told(const char *kind) {
+    uint32_t sum = 5381;
+    for (; *kind; kind++) sum = sum * 33 + (uint8_t)*kind;
+    return sum;
+}
+// What the kind of the GPU of this letter comes to; 0 where there is none.
+static uint32_t kind_of(uint32_t letter) {
     char kind[64];
     int n = 0, there;
     while ((there = gpu(n++, kind, sizeof kind)))
-        if ((uint32_t)there == letter) return 1;
+        if ((uint32_t)there == letter) return told(kind);
     return 0;
 }
 API cuDeviceGetCount(int *count) {
     char kind[64];
-    for (*count = 0; gpu(*count, kind, sizeof kind);) ++*count;
+    for (*count = 0; seen_gpu(*count, kind, sizeof kind);) ++*count;
     return CUDA_SUCCESS;
 }
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice of) {
     char kind[64];
-    int letter = gpu(of, kind, sizeof kind);
+    int letter = seen_gpu(of, kind, sizeof kind);
     memset(uuid, letter, sizeof *uuid);
     return letter ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 API cuDeviceGetName(char *name, int room, CUdevice of) {
-    return gpu(of, name, (size_t)room) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return seen_gpu(of, name, (size_t)room) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 API cuDeviceGet(CUdevice *at, int ordinal) {
     char kind[64];
     *at = ordinal;
-    return gpu(ordinal, kind, sizeof kind) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return seen_gpu(ordinal, kind, sizeof kind) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice ordinal) {
     (void)flags, (void)ordinal;
     pthread_t thread;
-    char name[16];
+    char kind[64];
     enter();
     if (!is_ready) {
         device = open(DEVICE, O_RDWR | O_CLOEXEC);
@@ -329,9 +373,13 @@ API cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice ordinal) {
         if (pthread_create(&thread, NULL, compute, NULL)) return leave(CUDA_ERROR_UNKNOWN);
         if (pthread_create(&thread, NULL, serve, NULL)) return leave(CUDA_ERROR_UNKNOWN);
         // As the driver's own: it tells two descriptors.
-        snprintf(name, sizeof name, "cuda%011x", (unsigned)device);
-        pthread_setname_np(thread, name);
-        control.gpu = (uint32_t)first_gpu();
+        snprintf(own_name, sizeof own_name, "cuda%011x", (unsigned)device);
+        pthread_setname_np(thread, own_name);
+        own_pid = getpid();
+        has_reserved = mmap(RESERVED, RESERVED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) == RESERVED;
+        for (int i = 0; i < GPUS && (control.gpus[i] = (uint32_t)gpu(i, kind, sizeof kind)); i++) control.kinds[i] = told(kind);
+        control.gpu = (uint32_t)seen_gpu(0, kind, sizeof kind);
+        if (!control.gpu) return leave(CUDA_ERROR_NO_DEVICE);
         if (!fits()) return leave(CUDA_ERROR_OUT_OF_MEMORY);
         is_ready = 1;
     }
@@ -477,6 +525,15 @@ static CUresult ask(int pid, uint32_t what, uint32_t timeout_ms) {
     return end_alone(ask_now(pid, what, timeout_ms));
 }
 
+// Whether the process has the driver's thread: one that was forked has not.
+static int has_thread(int pid) {
+    char path[64];
+    uint32_t thread;
+    if (GET(pid, thread, &thread) || thread == 0) return 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%u", pid, thread);
+    return !access(path, F_OK);
+}
+
 static int is_zero(const struct arguments *a, int from) {
     const uint32_t *words = (const uint32_t *)a;
     for (int i = from; i < 16; i++)
@@ -486,38 +543,54 @@ static int is_zero(const struct arguments *a, int from) {
 
 API cuCheckpointProcessGetState(int pid, int *state) {
     uint32_t word;
+    if (!is_initialised) return CUDA_ERROR_NOT_INITIALIZED;
     begin_alone(pid);
-    if (end_alone(GET(pid, state, &word))) return CUDA_ERROR_INVALID_VALUE;
+    if (end_alone(GET(pid, state, &word)) || !has_thread(pid)) return CUDA_ERROR_INVALID_VALUE;
     *state = (int)word;
     return CUDA_SUCCESS;
 }
 API cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
     uint32_t word;
-    if (GET(pid, thread, &word) || word == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_initialised) return CUDA_ERROR_NOT_INITIALIZED;
+    if (!has_thread(pid) || GET(pid, thread, &word)) return CUDA_ERROR_INVALID_VALUE;
     *tid = (int)word;
     return CUDA_SUCCESS;
 }
-API cuCheckpointProcessLock(int pid, struct arguments *a) {
-    return is_zero(a, 1) ? ask(pid, LOCK, a->timeout_ms) : CUDA_ERROR_INVALID_VALUE;
+// Asks, with arguments of which the first words have a meaning.
+static CUresult ask_with(int pid, uint32_t what, struct arguments *a, int known) {
+    if (!is_initialised) return CUDA_ERROR_NOT_INITIALIZED;
+    return is_zero(a, known) ? ask(pid, what, known ? a->timeout_ms : 0) : CUDA_ERROR_INVALID_VALUE;
 }
-API cuCheckpointProcessCheckpoint(int pid, struct arguments *a) {
-    return is_zero(a, 0) ? ask(pid, CHECKPOINT, 0) : CUDA_ERROR_INVALID_VALUE;
+API cuCheckpointProcessLock(int pid, struct arguments *a) { return ask_with(pid, LOCK, a, 1); }
+API cuCheckpointProcessCheckpoint(int pid, struct arguments *a) { return ask_with(pid, CHECKPOINT, a, 0); }
+API cuCheckpointProcessUnlock(int pid, struct arguments *a) { return ask_with(pid, UNLOCK, a, 0); }
+
+// Where the GPU of this letter goes; 0 where that is not said, or cannot be: it is not here, of another kind, or goes to somebody else.
+static uint32_t place_of(const struct restore_arguments *a, uint32_t letter, uint32_t kind) {
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < a->count; i++)
+        if ((uint32_t)a->pairs[i].old.bytes[15] == letter) place = (uint32_t)a->pairs[i].new.bytes[15];
+    for (uint32_t i = 0; i < a->count; i++)
+        if ((uint32_t)a->pairs[i].new.bytes[15] == place && (uint32_t)a->pairs[i].old.bytes[15] != letter) return 0;
+    return place && kind_of(place) == kind ? place : 0;
 }
 API cuCheckpointProcessRestore(int pid, struct restore_arguments *a) {
-    uint32_t word, had, spent = 1;
+    uint32_t had, letter, kind, spent = 1, places[GPUS] = {0};
     if (!is_initialised) return PUT(pid, is_spent, &spent), CUDA_ERROR_NOT_INITIALIZED;
     for (int i = 0; i < 13; i++)
         if (a->rest[i]) return CUDA_ERROR_INVALID_VALUE;
     if (GET(pid, gpu, &had)) return CUDA_ERROR_INVALID_VALUE;
-    word = had;
-    // All that it had must be named, or none.
-    if (a->count > 0) {
-        if (a->count != 1 || a->pairs->old.bytes[15] != (char)had) return CUDA_ERROR_INVALID_VALUE;
-        word = (uint32_t)a->pairs->new.bytes[15];
+    uint32_t own = had;
+    // Every GPU that the driver had seen must be named, or none.
+    for (int i = 0; i < GPUS && a->count > 0; i++) {
+        if (GET(pid, gpus[i], &letter) || GET(pid, kinds[i], &kind)) return CUDA_ERROR_INVALID_VALUE;
+        if (!letter) break;
+        places[i] = place_of(a, letter, kind);
+        if (!places[i]) return CUDA_ERROR_INVALID_VALUE;
+        if (letter == had) own = places[i];
     }
-    if (!has_gpu(word)) return CUDA_ERROR_NO_DEVICE;
-    return PUT(pid, gpu, &word) ? CUDA_ERROR_INVALID_VALUE : ask(pid, RESTORE, 0);
-}
-API cuCheckpointProcessUnlock(int pid, struct arguments *a) {
-    return is_zero(a, 0) ? ask(pid, UNLOCK, 0) : CUDA_ERROR_INVALID_VALUE;
+    if (!kind_of(own)) return CUDA_ERROR_NO_DEVICE;
+    for (int i = 0; i < GPUS && places[i]; i++)
+        if (PUT(pid, gpus[i], &places[i])) return CUDA_ERROR_INVALID_VALUE;
+    return PUT(pid, gpu, &own) ? CUDA_ERROR_INVALID_VALUE : ask(pid, RESTORE, 0);
 }

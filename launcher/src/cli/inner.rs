@@ -77,6 +77,9 @@ pub(crate) struct Gpu {
     /// A GPU that they had, as UUID NAME
     #[arg(long)]
     pub(crate) had: Vec<belay_gpu::Device>,
+    /// A GPU that was hidden from them, as UUID NAME
+    #[arg(long)]
+    pub(crate) hidden: Vec<belay_gpu::Device>,
     /// What CUDA_VISIBLE_DEVICES says
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) visible: Option<String>,

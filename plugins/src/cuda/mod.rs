@@ -15,8 +15,11 @@ const MOST: usize = 300;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct OffGpu {
     pub(crate) pids: Vec<i32>,
-    /// The GPUs of the host, as `UUID NAME`.
+    /// The GPUs of the host that they could use, as `UUID NAME`,
     pub(crate) devices: Vec<String>,
+    /// and those that were hidden from them (`CUDA_VISIBLE_DEVICES`).
+    #[serde(default)]
+    pub(crate) hidden: Vec<String>,
     /// The driver's thread in each: process, thread.
     #[serde(default)]
     pub(crate) threads: Vec<(i32, i32)>,
@@ -41,7 +44,8 @@ impl Kind for Cuda {
         if let Some((_, first)) = off.first() {
             out.parts.put(OffGpu {
                 pids: off.iter().map(|(pid, _)| *pid).collect(),
-                devices: first.devices.clone(),
+                devices: first.devices.seen.clone(),
+                hidden: first.devices.hidden.clone(),
                 threads: off.iter().filter_map(|(pid, left)| Some((*pid, left.thread?))).collect(),
             });
         }
@@ -49,7 +53,7 @@ impl Kind for Cuda {
 
     fn check_part(part: &OffGpu, d: &Descriptors) -> Result<(), String> {
         let is_odd = |device: &String| device.len() > MOST || device.contains(char::is_control);
-        if let Some(device) = part.devices.iter().find(|d| is_odd(d)) {
+        if let Some(device) = part.devices.iter().chain(&part.hidden).find(|d| is_odd(d)) {
             return Err(format!("{device:?} is no GPU"));
         }
         if let Some((pid, tid)) = part.threads.iter().find(|(pid, tid)| *tid <= 0 || !part.pids.contains(pid)) {

@@ -114,7 +114,7 @@ fn put_back_stranded(pids: &[i32]) -> Result<(), Refusal> {
     let Some((first, why)) = stranded.first().zip(whys.first()) else {
         return Ok(());
     };
-    recover(&stranded, &[]).map_err(|again| {
+    recover(&stranded, &Devices::default()).map_err(|again| {
         tracing::warn!(error = %again, pids = ?stranded, "still not put back on the GPU");
         let why = format!("could not put back what it has taken off the GPU ({why}): {WAITS}; {LOST}");
         refuse(*first, DRIVER, why, false)
@@ -141,10 +141,10 @@ pub(super) struct Gpus {
     pub(super) pids: Vec<i32>,
     /// The driver's thread in each of those that it knows: process, thread.
     pub(super) threads: Vec<(i32, i32)>,
-    /// The GPUs of this host, as `UUID NAME`,
-    pub(super) devices: Vec<String>,
+    /// The GPUs of this host,
+    pub(super) devices: Devices,
     /// and those that a restart has them take the places of.
-    had: Vec<String>,
+    had: Devices,
     /// An order has been given: what it does is to be waited for, and may be left to others.
     pub(super) is_asked: bool,
     /// Why they could not be put back.
@@ -197,16 +197,16 @@ struct Left {
     asker: i32,
     born: Option<u64>,
     pids: Vec<i32>,
-    had: Vec<String>,
+    had: Devices,
 }
 
 impl Left {
-    fn to(asker: &Asker, pids: &[i32], had: &[String]) -> Self {
+    fn to(asker: &Asker, pids: &[i32], had: &Devices) -> Self {
         Self {
             asker: asker.pid(),
             born: proc::born(asker.pid()),
             pids: pids.to_vec(),
-            had: had.to_vec(),
+            had: had.clone(),
         }
     }
 }
@@ -288,11 +288,20 @@ pub(super) enum Stand {
     /// They run.
     Run,
     /// They were restarted, and are off these devices; the driver's thread in each.
-    Rest(Vec<String>, Vec<(i32, i32)>),
+    Rest(Devices, Vec<(i32, i32)>),
+}
+
+/// The GPUs of a host, as `UUID NAME`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// Those that a job may use,
+    pub seen: Vec<String>,
+    /// and those that `CUDA_VISIBLE_DEVICES` hides from it. The driver counts them too.
+    pub hidden: Vec<String>,
 }
 
 /// The GPUs of this host. Asking for them takes seconds, so it is done once.
-static DEVICES: OnceLock<Vec<String>> = OnceLock::new();
+static DEVICES: OnceLock<Devices> = OnceLock::new();
 
 impl Gpus {
     /// Starts it for these processes, for whose work the driver may wait so long each; its page.
@@ -309,7 +318,7 @@ impl Gpus {
         let fault = |f: Fault| f.of(first, DRIVER);
         let page = memory().map_err(fault)?;
         let (had, known, restarted) = match stand {
-            Stand::Run => (Vec::new(), Vec::new(), false),
+            Stand::Run => (Devices::default(), Vec::new(), false),
             Stand::Rest(had, threads) => (had, threads, true),
         };
         let mut command = belay(&pids, &had);
@@ -355,7 +364,7 @@ impl Gpus {
         let page = head
             .map_err(|strange| strange.refusal(pid))
             .and_then(|head| Page::of(pid, head, page.as_fd()))?;
-        if !restarted && gpus.devices.is_empty() {
+        if !restarted && gpus.devices.seen.is_empty() {
             return Err(refuse(first, DRIVER, "shows no GPU: look at nvidia-smi", false));
         }
         Ok((gpus, page))
@@ -409,7 +418,7 @@ impl Gpus {
 }
 
 /// Has those of these processes that live go on, which had these GPUs.
-fn recover(pids: &[i32], had: &[String]) -> Result<(), Fault> {
+fn recover(pids: &[i32], had: &Devices) -> Result<(), Fault> {
     let living: Vec<i32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
     if living.is_empty() {
         return Ok(());
@@ -485,7 +494,7 @@ impl Drop for Gpus {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said {
     /// The GPUs,
-    devices: Vec<String>,
+    devices: Devices,
     /// and the driver's threads: process, thread.
     threads: Vec<(i32, i32)>,
 }
@@ -501,7 +510,8 @@ impl Said {
             };
             match line.split_once(' ') {
                 _ if line == "ready" => return Ok(said),
-                Some(("gpu", device)) => said.devices.push(device.to_owned()),
+                Some(("gpu", device)) => said.devices.seen.push(device.to_owned()),
+                Some(("hidden", device)) => said.devices.hidden.push(device.to_owned()),
                 Some(("thread", rest)) => said.threads.extend(numbers(rest)),
                 _ => return Err(line.to_owned()),
             }
@@ -531,7 +541,7 @@ fn until_ready(mut from: ChildStdout) -> Result<Said, String> {
 }
 
 /// The command that asks the driver about these processes, which had these GPUs.
-fn belay(pids: &[i32], had: &[String]) -> Command {
+fn belay(pids: &[i32], had: &Devices) -> Command {
     let list = pids.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
     // The same program, also where the file has been replaced by a newer one.
     let mut command = Command::new("/proc/self/exe");
@@ -541,7 +551,8 @@ fn belay(pids: &[i32], had: &[String]) -> Command {
     if let Ok(named) = std::env::var(VISIBLE) {
         command.args(["--visible", &named]);
     }
-    command.args(had.iter().flat_map(|device| ["--had", device]));
+    command.args(had.seen.iter().flat_map(|device| ["--had", device]));
+    command.args(had.hidden.iter().flat_map(|device| ["--hidden", device]));
     command
 }
 
@@ -562,11 +573,12 @@ mod tests {
 
     #[test]
     fn what_the_process_says_is_read() {
-        let said = Said::parse("gpu ab NVIDIA H100\nthread 7 9\nthread x\nready\n").unwrap();
-        assert_eq!(
-            (said.devices, said.threads),
-            (vec!["ab NVIDIA H100".to_owned()], vec![(7, 9)])
-        );
+        let said = Said::parse("gpu ab NVIDIA H100\nhidden cd NVIDIA L4\nthread 7 9\nthread x\nready\n").unwrap();
+        let devices = Devices {
+            seen: vec!["ab NVIDIA H100".to_owned()],
+            hidden: vec!["cd NVIDIA L4".to_owned()],
+        };
+        assert_eq!((said.devices, said.threads), (devices, vec![(7, 9)]));
         assert_eq!(Said::parse("no driver\n"), Err("no driver".into()));
         assert_eq!(Said::parse("gpu ab x\n"), Err(String::new()));
     }

@@ -19,7 +19,7 @@ use crate::group::{Facts, Group};
 use belay_abi::control::{CLOSE, DRIVER_LATE, LEAVE, MAPPED, OPEN, REBUILD};
 use belay_kernel::held::{Holder, MOST};
 use belay_kernel::proc::{self, Map};
-use gpu::{Gpus, Stand, Watch};
+use gpu::{Devices, Gpus, Stand, Watch};
 use page::{head_of, look, Page, Standing, HOLD};
 use rounds::Round;
 use std::io;
@@ -55,8 +55,8 @@ fn memory(pid: i32) -> (i32, Vec<Map>) {
 /// The GPUs that a process has left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Those of the host, as `UUID NAME`.
-    pub devices: Vec<String>,
+    /// Those of the host.
+    pub devices: Devices,
     /// The driver's thread in the process.
     pub thread: Option<i32>,
 }
@@ -140,8 +140,12 @@ impl Gates {
                 Ok(head) => pages.push(Page::of(pid, head, file)?),
             }
         }
-        let OffGpu { pids, devices, threads } = off_gpu.cloned().unwrap_or_default();
-        Self::with_gpus(pages, pids, (Stand::Rest(devices, threads), Duration::ZERO))
+        let off = off_gpu.cloned().unwrap_or_default();
+        let had = Devices {
+            seen: off.devices,
+            hidden: off.hidden,
+        };
+        Self::with_gpus(pages, off.pids, (Stand::Rest(had, off.threads), Duration::ZERO))
     }
 
     /// Those with these pages, and one more where there are processes that use a GPU.

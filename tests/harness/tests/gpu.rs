@@ -23,8 +23,8 @@ const SERVED: &str = "aio_served";
 const SAMPLE: usize = 6;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A job whose driver has these faults. Where it has any, the gate has half a second.
-fn launched(place: &Place, user: User, (words, faults): (&str, &str)) -> Result<Job, Failure> {
+/// A job whose driver has these faults, and the words that start it. Where it has any, the gate has half a second.
+fn prepared(place: &Place, user: User, (words, faults): (&str, &str)) -> Result<(Job, [Vec<String>; 2]), Failure> {
     let label = format!("gpu-{words}{}", faults.replace(':', "-"));
     let mut job = Job::new(place, &label, user)?;
     job.set("LD_LIBRARY_PATH", &gpu::build(place)?.display().to_string());
@@ -35,13 +35,16 @@ fn launched(place: &Place, user: User, (words, faults): (&str, &str)) -> Result<
     let limit = if faults.is_empty() { "30s" } else { "500ms" };
     std::fs::write(&config, format!("[gate]\nlimit = \"{limit}\"\n")).map_err(|e| format!("write {}: {e}", config.display()))?;
     let program = place.programs().join(PROGRAM).display().to_string();
-    let argv: Vec<String> = std::iter::once(program)
-        .chain(words.split_whitespace().map(str::to_owned))
-        .collect();
-    job.launch(
-        &["--config", &config.display().to_string(), "--log-level", "debug"].map(str::to_owned),
-        &argv,
-    )?;
+    let argv = std::iter::once(program).chain(words.split_whitespace().map(str::to_owned));
+    let options = ["--config", &config.display().to_string(), "--log-level", "debug"].map(str::to_owned);
+    let argv = argv.collect();
+    Ok((job, [options.to_vec(), argv]))
+}
+
+/// The same, launched.
+fn launched(place: &Place, user: User, how: (&str, &str)) -> Result<Job, Failure> {
+    let (mut job, [options, argv]) = prepared(place, user, how)?;
+    job.launch(&options, &argv)?;
     job.progress(LIMIT)?;
     Ok(job)
 }
@@ -111,6 +114,37 @@ fn allowed_gpu(place: &Place, user: User) -> Result<(), Failure> {
         job.checkpoint()?;
         job.set("FAKE_CUDA_GPU", "c Fake GPU");
         job.set("CUDA_VISIBLE_DEVICES", "0");
+        job.crash_and_restart(LIMIT).map_err(|e| format!("{gpus}, then: {e}"))?;
+    }
+    job.verdict(false, LIMIT)
+}
+
+/// What the environment hides from a job has a place too when others take those of its GPUs: the driver counts it. Where it
+/// has none, that is said.
+fn hidden_gpus(place: &Place, user: User) -> Result<(), Failure> {
+    let (mut job, [options, argv]) = prepared(place, user, ("", ""))?;
+    let here = "a Fake GPU,b Fake GPU,c Other";
+    job.set("FAKE_CUDA_GPU", here);
+    job.set("CUDA_VISIBLE_DEVICES", "0");
+    job.launch(&options, &argv)?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    for missing in ["GPU-62626262-6262", "GPU-63636363-6363"] {
+        let others = if missing.contains("62") {
+            "d Fake GPU,e Other"
+        } else {
+            "d Fake GPU,e Fake GPU"
+        };
+        not_restarted(&mut job, (others, "0"), &["not to see", missing])?;
+    }
+    for (gpus, allowed) in [(here, "1"), ("d Fake GPU,e Fake GPU,f Other,g Fake GPU", "1")] {
+        job.kill_all()?;
+        job.clear_beat()?;
+        job.set("FAKE_CUDA_GPU", gpus);
+        job.set("CUDA_VISIBLE_DEVICES", allowed);
+        job.restart(&[])?;
+        job.progress(LIMIT).map_err(|e| format!("{gpus}: {e}"))?;
+        job.checkpoint()?;
         job.crash_and_restart(LIMIT).map_err(|e| format!("{gpus}, then: {e}"))?;
     }
     job.verdict(false, LIMIT)
@@ -464,6 +498,7 @@ fn main() {
     target.by_user("no_room", |_| am_root(), |p, u, _| lost::no_room(p, u));
     target.by_user("other_gpu", |_| am_root(), |p, u, _| other_gpu(p, u));
     target.by_user("allowed_gpu", |_| am_root(), |p, u, _| allowed_gpu(p, u));
+    target.by_user("hidden_gpus", |_| am_root(), |p, u, _| hidden_gpus(p, u));
     target.by_user("given_up", |_| am_root(), |p, u, _| lost::given_up(p, u));
     target.by_user("agent_killed", |_| am_root(), |p, u, rng| agent_killed(p, u, false, rng));
     target.by_user(
