@@ -22,7 +22,7 @@ const OBJECT: &str = "GPU driver";
 const ENDED: &str = "the process has ended while its state was taken off the GPU";
 
 /// What becomes of a program whose state is not put back, and what to do.
-const NOT_BACK: &str = "the program waits in its next call of the GPU, and no further checkpoint can be taken; restart the job from this generation (belay restart)";
+const NOT_BACK: &str = "the program waits in its next call of the GPU, and no further checkpoint can be taken; restart the job from this generation (belay restart; belay run does so by itself)";
 
 /// How processes have gone on.
 pub(crate) struct GoneOn {
@@ -119,7 +119,7 @@ impl Held {
             let threads = gates.driver_threads().to_vec();
             // What has been captured is whole all the same: it was before this.
             if let Err(error) = with_driver(&mut self.job, &threads, |meanwhile| gates.put_on_gpus(meanwhile)) {
-                tracing::warn!(%error, "not put back on the GPU while everything stood still");
+                tracing::error!(%error, "the GPU driver has not put a program back: {NOT_BACK}");
                 note = Some(format!("{error}: {NOT_BACK}"));
             }
         }

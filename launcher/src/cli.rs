@@ -331,8 +331,8 @@ pub(crate) struct Hosts {
 /// `belay run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// With --across-hosts: when a part of the job is lost, end the rest and restart it from the newest checkpoint, on
-    /// those of --hosts that answer, N times at most
+    /// When a part of the job is lost (with --across-hosts), or a program that the GPU driver cannot put back after a
+    /// checkpoint, end the rest and restart it from the newest checkpoint, on those of --hosts that answer, N times at most
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) restarts: u32,
     /// Which of these restarts this is (said by belay itself)

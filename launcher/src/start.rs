@@ -278,7 +278,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
     old.as_ref()
         .map_or(Ok(()), |old| another::refuse_other(&dir, (old, &new), held))?;
     let at = dir.shown();
-    let restarts = args.launch.across_hosts && args.again < args.restarts;
+    let (across, restarts) = (args.launch.across_hosts, args.again < args.restarts);
     let end = match old {
         Some(old) if old.wait_status == Some(0) => {
             sys::say(&format!(
@@ -315,6 +315,10 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
                 hosts: match (args.again, allocation) {
                     (0, None) => named,
                     (0, Some(a)) => in_allocation(&dir, &a, None, false)?,
+                    (n, _) if !across => {
+                        sys::say(&format!("restarting ({n} of {} restarts)", args.restarts));
+                        Vec::new()
+                    }
                     (n, allocation) => {
                         alive::await_fence(old_lost.last().map_or(0, |(_, noticed)| *noticed));
                         let given = allocation.map_or(named, |a| a.others);
@@ -327,7 +331,7 @@ pub(crate) fn run(args: Run) -> Result<u8, Failure> {
             };
             match restart_in(&dir, lock, description, how) {
                 // A further host may be gone.
-                Err(f) if f.exit == Exit::RestartFailed && args.again > 0 && restarts => {
+                Err(f) if f.exit == Exit::RestartFailed && args.again > 0 && restarts && across => {
                     sys::say(&format!("{f}; trying again"));
                     return Err(begin_again(args.again + 1));
                 }
@@ -495,7 +499,7 @@ struct How {
     any_cpu: bool,
     hosts: Vec<String>,
     quiet: bool,
-    /// When a part is lost the job is ended, and the caller restarts it.
+    /// When a part is lost, or a program, the job is ended, and the caller restarts it.
     restarts: bool,
     /// What lives on of the job unattended is ended.
     ends_remains: bool,

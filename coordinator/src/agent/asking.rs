@@ -1,4 +1,5 @@
-//! The processes of all hosts, for the status: the root asks the agents of the parts when it is asked itself.
+//! What parts tell the root: the processes of their hosts, for the status, for which the root asks them when it is asked
+//! itself, and programs that are lost.
 
 use super::Agent;
 use crate::clients::ClientId;
@@ -15,11 +16,13 @@ pub(super) const PERIOD: Duration = Duration::from_millis(250);
 /// Longest command line that is told to another host.
 const MOST_COMMAND: usize = 500;
 
-/// What a part answers.
+/// What a part tells.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
-    question: u64,
-    processes: Vec<ProcessStatus>,
+pub(super) enum Told {
+    /// An answer.
+    Processes { question: u64, processes: Vec<ProcessStatus> },
+    /// The GPU driver has lost programs there.
+    Lost { why: String },
 }
 
 /// A question under way.
@@ -77,23 +80,35 @@ impl Agent {
         for p in &mut processes {
             p.command = p.command.chars().take(MOST_COMMAND).collect();
         }
-        let text = serde_json::to_string(&Told { question, processes });
+        self.tell_root(&Told::Processes { question, processes });
+    }
+
+    /// At a part.
+    pub(super) fn tell_root(&self, told: &Told) {
+        let text = serde_json::to_string(told);
         if let (Some(tree), Ok(text)) = (self.nodes.as_ref().and_then(Nodes::tree), text) {
             tree.say(text);
         }
     }
 
-    /// At the root: a part has answered.
-    pub(super) fn hear_answer(&mut self, node: u64, text: &str) {
-        let told: Told = match serde_json::from_str(text) {
-            Ok(told) => told,
-            Err(e) => return tracing::error!(node, error = %e, "an answer that cannot be understood"),
-        };
-        if told.question != self.asking.question {
+    /// At the root: a part has told this.
+    pub(super) fn hear_part(&mut self, node: u64, text: &str) {
+        match serde_json::from_str(text) {
+            Ok(Told::Processes { question, processes }) => self.hear_answer(node, question, processes),
+            Ok(Told::Lost { why }) => {
+                let host = self.nodes.as_ref().and_then(|n| n.there.get(&node).cloned());
+                self.lose_program(host.unwrap_or_else(|| format!("node {node}")), why);
+            }
+            Err(e) => tracing::error!(node, error = %e, "a part tells what cannot be understood"),
+        }
+    }
+
+    fn hear_answer(&mut self, node: u64, question: u64, processes: Vec<ProcessStatus>) {
+        if question != self.asking.question {
             return;
         }
         if let Some(open) = self.asking.open.as_mut().filter(|o| o.silent.contains_key(&node)) {
-            open.told.extend(told.processes);
+            open.told.extend(processes);
         }
         self.needs_no_answer(node);
     }

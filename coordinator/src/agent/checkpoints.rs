@@ -112,7 +112,10 @@ impl Agent {
                 self.set_tick();
                 self.watch_memory();
             }
-            Err(failure) => self.checkpoint_failed(number, &wanted, &failure),
+            Err(failure) => {
+                self.checkpoint_failed(number, &wanted, &failure);
+                self.look_for_lost_programs();
+            }
         }
         // Children may have ended while the tracer did not look for it.
         self.reap();
@@ -278,6 +281,7 @@ impl Agent {
         }
         self.phase = None;
         self.set_tick();
+        self.look_for_lost_programs();
         self.reap();
         self.begin_queued();
         failed

@@ -1,16 +1,18 @@
-//! A part is lost. Where the job is to be restarted without what it has lost (`belay run --restarts`), the root ends
-//! what is left; its front then begins again from the newest checkpoint, on the hosts that answer. Where only an agent
-//! is lost, its front ends what that leaves.
+//! A part is lost, or programs whose state the GPU driver could not put back. Where the job is to be restarted without what
+//! it has lost (`belay run --restarts`), the root ends what is left; its front then begins again from the newest
+//! checkpoint, on the hosts that answer. Where only an agent is lost, its front ends what that leaves.
 //!
 //! ```text
 //! Running ── a part is lost ────────────────────────────────────────> all is being ended ── no part is there, or LIMIT ── remote shells too ──> Ended
 //!    └ the command fails ── parts are there of which nothing is heard ─┘ (within LIMIT, else the job has failed by itself)
 //! ```
 
+use super::asking::Told;
 use super::{Agent, Setup};
 use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record;
 use crate::{generations, sys};
+use belay_plugins::gate::stranded::{self, Stranded};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,8 +30,10 @@ pub(crate) struct Fallback {
 impl Fallback {
     pub(crate) fn of(setup: &Setup) -> Self {
         let own = setup.dir.path();
+        // On one host the program goes on without its agent.
+        let has_others = setup.nodes.is_some() || setup.description.across_hosts;
         Self {
-            restarts: setup.restarts,
+            restarts: setup.restarts && has_others,
             own: own.to_owned(),
             job: nodes::job_of(setup.nodes.as_ref(), own).to_owned(),
         }
@@ -55,6 +59,10 @@ pub(super) struct Losses {
     given_up: bool,
     /// The job has begun to end because of one.
     since: Option<Instant>,
+    /// Programs that GPU drivers have lost, each with its host and what is to be said of it.
+    programs: Vec<(String, String)>,
+    /// Processes of this host among those that were named.
+    named: Vec<i32>,
     /// The command has failed.
     failed: Option<Instant>,
     /// At a part: it has lost its root, and another agent may have the job directory.
@@ -67,6 +75,8 @@ impl Losses {
             restarts,
             given_up: false,
             since: None,
+            programs: Vec::new(),
+            named: Vec::new(),
             failed: None,
             deposed: false,
         }
@@ -98,7 +108,7 @@ impl Agent {
             return;
         }
         if !has_checkpoint(self.dir.path()) {
-            sys::say("there is no checkpoint from which the job could be restarted without it");
+            sys::say("there is no checkpoint from which the job could be restarted");
             self.description.lost.clear();
             self.losses.restarts = false;
             return;
@@ -108,6 +118,49 @@ impl Agent {
         self.losses.since = Some(Instant::now());
         self.order(&Order::End { grace_ms: 0 });
         self.force_end();
+    }
+
+    /// Looks, after a checkpoint, whether the driver has put back all programs that use a GPU. The root hears of those that
+    /// are lost.
+    pub(super) fn look_for_lost_programs(&mut self) {
+        let lost = stranded::lost();
+        let known = std::mem::replace(&mut self.losses.named, lost.iter().map(Stranded::pid).collect());
+        if let Some(first) = lost.iter().find(|s| !known.contains(&s.pid())) {
+            let why = not_put_back(first);
+            tracing::error!(pids = ?self.losses.named, why, "programs are lost");
+            if self.nodes.as_ref().is_some_and(Nodes::is_part) {
+                return self.tell_root(&Told::Lost { why });
+            }
+            self.losses.programs.push((sys::host(), why));
+        }
+        self.end_without_programs();
+    }
+
+    /// At the root: a program on `host` is lost.
+    pub(super) fn lose_program(&mut self, host: String, why: String) {
+        self.losses.programs.push((host, why));
+        self.end_without_programs();
+    }
+
+    /// Tells of programs that are lost, and ends the job where it is to be restarted without them, unless a checkpoint of all
+    /// nodes has not come to its end yet: that may be the newest one.
+    fn end_without_programs(&mut self) {
+        if self.is_together() || self.writing.is_some() {
+            return;
+        }
+        for (host, why) in std::mem::take(&mut self.losses.programs) {
+            let at = if self.nodes.is_some() {
+                format!("on {host}: ")
+            } else {
+                String::new()
+            };
+            let next = match self.losses.restarts && self.ending.is_none() {
+                true => "",
+                false => "; belay restart goes on from the newest checkpoint",
+            };
+            sys::say(&format!("{at}{why}{next}"));
+            self.lose(host);
+        }
     }
 
     /// The user ends the job: whatever is lost from now on, it is not restarted.
@@ -120,8 +173,8 @@ impl Agent {
 
     /// The front is gone, which would have begun again: what is lost from now on leaves the rest as it is.
     pub(super) fn lose_front(&mut self) {
-        let is_root = self.nodes.as_ref().is_some_and(|n| !n.is_part());
-        if is_root && self.losses.restarts && self.losses.since.is_none() {
+        let is_part = self.nodes.as_ref().is_some_and(Nodes::is_part);
+        if !is_part && self.losses.restarts && self.losses.since.is_none() {
             tracing::warn!("the front is gone: nothing is restarted any more");
             self.end_without_restart();
         }
@@ -175,6 +228,11 @@ impl Agent {
             sys::kill(shell, libc::SIGKILL);
         }
     }
+}
+
+/// What is said of a program that is lost: the driver names those concerned, and why.
+fn not_put_back(lost: &Stranded) -> String {
+    format!("the GPU driver has not put back what it has taken off a GPU: {}", lost.why)
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ pub struct Setup {
     pub description: Description,
     /// Its other nodes, where it may have any.
     pub nodes: Option<Nodes>,
-    /// When a part is lost the job is ended, and restarted by its front; at a part, when the root is.
+    /// When a part is lost, or a program, the job is ended, and restarted by its front; at a part, when the root is.
     pub restarts: bool,
 }
 

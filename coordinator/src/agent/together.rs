@@ -64,7 +64,7 @@ impl Agent {
             }
             TreeEvent::Left(node, status) => self.node_gone(node, Ok(status)),
             TreeEvent::Lost(node, why) => self.node_gone(node, Err(&why)),
-            TreeEvent::Said(node, text) => self.hear_answer(node, &text),
+            TreeEvent::Said(node, text) => self.hear_part(node, &text),
             TreeEvent::Order(text) => match serde_json::from_str(&text) {
                 Ok(order) => self.obey(order),
                 Err(e) => tracing::error!(error = %e, "an order that cannot be understood"),
@@ -135,6 +135,7 @@ impl Agent {
                 self.description.leave_out = declared;
                 if let Err(failure) = self.take_part((number, base), &wanted, tell) {
                     self.checkpoint_failed(number, &wanted, &failure);
+                    self.look_for_lost_programs();
                 }
                 self.reap();
             }
@@ -234,6 +235,7 @@ impl Agent {
         }
         if !self.is_together() {
             self.release();
+            self.look_for_lost_programs();
         }
         self.reap();
     }
@@ -412,6 +414,7 @@ impl Agent {
         self.release();
         self.phase = None;
         self.set_tick();
+        self.look_for_lost_programs();
         self.reap();
         self.begin_queued();
     }

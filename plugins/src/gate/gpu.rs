@@ -2,6 +2,7 @@
 //! a library would (the crate `belay-gpu`).
 
 use super::page::{head_of, refuse, Page, Standing};
+use super::stranded::{self, Program};
 use crate::fault::{At, Fault, Refusal};
 use crate::sys::fd;
 use belay_abi::control::{DRIVER_LIMIT, NAME};
@@ -46,35 +47,14 @@ const LOST: &str = "restart the job from its last checkpoint (belay restart)";
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 /// Children of the agent that ask the driver, each with when it was started.
 static ASKERS: Mutex<Vec<(i32, Option<u64>)>> = Mutex::new(Vec::new());
-/// Processes that the driver could not be had to let go on, each with why: they show no GPU any more.
-static STRANDED: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
-
 /// Programs that the driver can never take off their GPUs, each with what it has said: whoever asks r580 again has it lose
 /// the program.
 static UNABLE: Mutex<Vec<(Program, String)>> = Mutex::new(Vec::new());
 
-/// What a process executes since it was made, or has called exec.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Program {
-    pid: i32,
-    born: Option<u64>,
-    stack: Option<u64>,
-}
-
-impl Program {
-    fn of(pid: i32) -> Self {
-        Self {
-            pid,
-            born: proc::born(pid),
-            stack: proc::stat(pid).ok().map(|s| s.start_stack),
-        }
-    }
-}
-
 /// Refuses those of these processes that the driver has refused for good.
 fn refuse_unable(pids: &[i32]) -> Result<(), Refusal> {
     let mut unable = list(&UNABLE);
-    unable.retain(|(program, _)| *program == Program::of(program.pid));
+    unable.retain(|(program, _)| program.is_there());
     match unable.iter().find(|(program, _)| pids.contains(&program.pid)) {
         None => Ok(()),
         Some((program, why)) => Err(refuse(
@@ -99,27 +79,26 @@ pub fn askers() -> Vec<i32> {
 
 /// Whether the process is off its GPU since a checkpoint, and has not been put back.
 pub(super) fn is_stranded(pid: i32) -> bool {
-    list(&STRANDED).iter().any(|(stranded, _)| *stranded == pid)
-}
-
-fn is_stranded_no_more(pids: &[i32]) {
-    list(&STRANDED).retain(|(pid, _)| !pids.contains(pid));
+    !stranded::of(&[pid]).is_empty()
 }
 
 /// Has those of these processes go on that could not before. The driver of r580 never puts back what it once could not; and a
 /// process that is off its GPU, and stays there, is not what a checkpoint is to be taken of.
 fn put_back_stranded(pids: &[i32]) -> Result<(), Refusal> {
-    let all = list(&STRANDED).clone();
-    let (stranded, whys): (Vec<i32>, Vec<String>) = all.into_iter().filter(|(pid, _)| pids.contains(pid)).unzip();
-    let Some((first, why)) = stranded.first().zip(whys.first()) else {
+    let all = stranded::of(pids);
+    let Some(first) = all.first() else {
         return Ok(());
     };
-    recover(&stranded, &Devices::default()).map_err(|again| {
-        tracing::warn!(error = %again, pids = ?stranded, "still not put back on the GPU");
-        let why = format!("could not put back what it has taken off the GPU ({why}): {WAITS}; {LOST}");
-        refuse(*first, DRIVER, why, false)
+    let its: Vec<i32> = all.iter().map(stranded::Stranded::pid).collect();
+    recover(&its, &Devices::default()).map_err(|again| {
+        tracing::warn!(error = %again, pids = ?its, "asked once more, the GPU driver cannot put these processes back: {WAITS}");
+        let why = format!(
+            "could not put back what it has taken off the GPU ({}): {WAITS}; {LOST}",
+            first.why
+        );
+        refuse(first.pid(), DRIVER, why, false)
     })?;
-    is_stranded_no_more(&stranded);
+    stranded::forget(&its);
     Ok(())
 }
 
@@ -220,7 +199,7 @@ fn await_left() -> Result<(), Refusal> {
         if last.born.is_none() || proc::born(last.asker) != last.born {
             // What it has not done, if anything.
             recover(&last.pids, &last.had).map_err(|f| f.of(first, DRIVER))?;
-            is_stranded_no_more(&last.pids);
+            stranded::forget(&last.pids);
         } else {
             list(&LEFT).push(last);
             if Instant::now() > end {
@@ -481,11 +460,14 @@ impl Drop for Gpus {
             list(&LEFT).push(Left::to(&self.asker, &self.pids, &self.had));
             crate::fault::refuse("one of them is stopped: they do when it is continued")
         });
-        is_stranded_no_more(&self.pids);
+        stranded::forget(&self.pids);
         if let Err(error) = gone_on {
-            tracing::error!(%error, pids = ?self.pids, "processes that use a GPU have not gone on");
+            let is_waiting = list(&LEFT)
+                .iter()
+                .any(|left| left.pids.iter().any(|pid| self.pids.contains(pid)));
             let why = self.away.take().unwrap_or_else(|| error.to_string());
-            list(&STRANDED).extend(self.pids.iter().map(|pid| (*pid, why.clone())));
+            tracing::error!(%error, pids = ?self.pids, is_waiting, "the GPU driver has not put these processes back: {WAITS}");
+            stranded::note(&self.pids, &why, is_waiting);
         }
     }
 }

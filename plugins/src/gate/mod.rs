@@ -12,6 +12,7 @@
 pub mod gpu;
 mod page;
 mod rounds;
+pub mod stranded;
 
 use crate::cuda::OffGpu;
 use crate::fault::Refusal;

@@ -496,6 +496,17 @@ fn main() {
     );
     target.by_user("late_once", |_| am_root(), move |p, u, _| once(p, u, ("lock:1", &busy)));
     target.by_user("no_room", |_| am_root(), |p, u, _| lost::no_room(p, u));
+    target.by_user("run_goes_back", |_| am_root(), |p, u, _| lost::run_goes_back(p, u));
+    target.by_user(
+        "run_goes_back_so_often",
+        |_| am_root(),
+        |p, u, _| lost::run_goes_back_so_often(p, u),
+    );
+    target.by_user(
+        "run_without_a_checkpoint",
+        |_| am_root(),
+        |p, u, _| lost::run_without_a_checkpoint(p, u),
+    );
     target.by_user("other_gpu", |_| am_root(), |p, u, _| other_gpu(p, u));
     target.by_user("allowed_gpu", |_| am_root(), |p, u, _| allowed_gpu(p, u));
     target.by_user("hidden_gpus", |_| am_root(), |p, u, _| hidden_gpus(p, u));
