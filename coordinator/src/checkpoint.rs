@@ -77,7 +77,7 @@ pub(crate) struct Writing {
     copies: Vec<i32>,
     draft: Draft,
     facts: Facts,
-    notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     started: Instant,
     counters: Arc<Counters>,
     result: mpsc::Receiver<Result<Written, CaptureError>>,

@@ -13,9 +13,12 @@ use crate::nodes::{self, Nodes, Order};
 use crate::redundancy::record;
 use crate::{generations, sys};
 use belay_plugins::gate::stranded::{self, Stranded};
+use belay_tree::{Contribution, Values};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Under what parts tell of lost programs.
+const LOST: &str = "lost";
 /// How long parts may take to end, and their loss to be noticed when the command has failed because of it.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -233,6 +236,29 @@ impl Agent {
 /// What is said of a program that is lost: the driver names those concerned, and why.
 fn not_put_back(lost: &Stranded) -> String {
     format!("the GPU driver has not put back what it has taken off a GPU: {}", lost.why)
+}
+
+/// At a part, when it has written: adds to what it brings that programs are lost here.
+pub(super) fn tell_lost(own: &mut Contribution, tag: u64) {
+    if let Some(first) = stranded::lost().first() {
+        own.publish.insert(
+            format!("{LOST}/{tag}"),
+            format!("on {}: {}", sys::host(), not_put_back(first)),
+        );
+    }
+}
+
+/// At the root: the wish for that,
+pub(super) fn wish_lost() -> String {
+    format!("{LOST}/*")
+}
+
+/// and what the user is to know of what was `said`.
+pub(super) fn lost_elsewhere(said: &Values) -> impl Iterator<Item = String> + '_ {
+    let of_parts = said
+        .iter()
+        .filter(|(name, _)| name.strip_prefix(LOST).is_some_and(|rest| rest.starts_with('/')));
+    of_parts.map(|(_, why)| format!("{why}; restart the job from this generation (belay restart; belay run does so by itself)"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The agent's numbers for its site, where it was asked for them (`--metrics`).
 
-use super::Agent;
+use super::{losing, Agent};
 use crate::checkpoint::Committed;
 use crate::exporter::{Exporter, Place};
 use crate::metrics::{Metrics, Now, Others};
@@ -109,10 +109,12 @@ impl Agent {
         };
         let Some(tag) = nodes.and_then(|n| n.part) else {
             own.want.insert(Share::wish());
+            own.want.insert(losing::wish_lost());
             own.want.insert(format!("sum {LEFT_OUT}"));
             own.want.extend(Others::wishes().into_iter().filter(|_| together.tell));
             return own;
         };
+        losing::tell_lost(&mut own, tag);
         if let Some((committed, _)) = &together.own {
             Share::add_to(&mut own, tag, &committed.generation);
             let left_out = committed.generation.left_out;

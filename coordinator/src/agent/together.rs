@@ -10,7 +10,7 @@
 //! that has left: [`Agent::step_ended`] has all transitions. The steps are those of the nodes that were there at the
 //! order: from then on each fails that one of them is missing from, or that the root has waited for too long.
 
-use super::{stopped_after_checkpoint, telling, Agent};
+use super::{losing, stopped_after_checkpoint, telling, Agent};
 use crate::checkpoint::Wanted;
 use crate::config::Time;
 use crate::nodes::gathering::{self, Gathering, COMMITTED, PATIENCE, STEPS, WRITTEN};
@@ -380,6 +380,7 @@ impl Agent {
                 if let Some(writing) = &mut self.writing {
                     table::hear_shares(&mut writing.parts, &said);
                     writing.left_out_elsewhere = telling::left_out(&said);
+                    writing.notes.extend(losing::lost_elsewhere(&said));
                 }
                 let failed = self.finish_checkpoint();
                 self.arrive(Stage::Committed, failed);

@@ -554,6 +554,8 @@ fn main() {
         target.once("together_refused", |p, _| hosts::together(p, "short:1", true));
         target.once("together_after_long", |p, _| hosts::together(p, "long:1", false));
         target.once("together_on_one_host", |p, _| hosts::apart_on_one_host(p));
+        target.once("lost_elsewhere", |p, _| hosts::lost_elsewhere(p, false));
+        target.once("lost_elsewhere_by_run", |p, _| hosts::lost_elsewhere(p, true));
         target.once("together_or_not_at_all", |p, _| hosts::none_before_all(p));
     }
     target.run()

@@ -5,7 +5,7 @@ use belay_tests::across::Job;
 use belay_tests::build::Kind;
 use belay_tests::expect::{io, refused, want};
 use belay_tests::gpu;
-use belay_tests::job::output;
+use belay_tests::job::{output, text};
 use belay_tests::place::Place;
 use belay_tests::Failure;
 
@@ -40,7 +40,7 @@ pub(crate) fn together(place: &Place, faults: &str, is_refused: bool) -> Result<
     job.progress_of_all(&BEATS)?;
     if is_refused {
         let o = output(job.command(1, &[&job.belay, "checkpoint", "--quiet", &job.dir()]), LIMIT)?;
-        refused(&o, &["take its state off the gpu"])?;
+        refused(&o, &["on h2: ", "process ", "take its state off the gpu", "free memory"])?;
         job.progress_of_all(&BEATS)?;
     }
     for shift in [1, 2] {
@@ -73,12 +73,50 @@ pub(crate) fn none_before_all(place: &Place) -> Result<(), Failure> {
     job.start_restart()?;
     let end = job.end()?;
     let said = job.said();
-    want(!end.success() && said.contains("out of memory"), || format!("{end}: {said}"))?;
+    let words = ["on h2: ", "process ", "out of memory", "free memory of the GPU"];
+    want(!end.success() && words.iter().all(|w| said.contains(w)), || {
+        format!("{end}: {said}")
+    })?;
     let ran = io("read the heartbeat", std::fs::read_to_string(&beat))?;
     want(ran.is_empty(), || format!("it has run: {ran}; {said}"))?;
     io("empty the device", std::fs::remove_file(&full))?;
     job.start_restart()?;
     job.progress_of_all(&BEATS)
+}
+
+/// A program of another host is lost when a checkpoint puts it back: who has asked for the checkpoint is told, and so is who
+/// has started the job. `runs`: by `belay run`, which goes on from that checkpoint by itself.
+pub(crate) fn lost_elsewhere(place: &Place, runs: bool) -> Result<(), Failure> {
+    let (mut job, there) = made(place, &format!("gpu-lost-elsewhere-{runs}"), "")?;
+    let program = job.program(place, PROGRAM)?;
+    let full = job.work.join("full");
+    let script = format!("ssh h2 {there} & BELAY_TEST_QUIET_PARENT=1 {program}; wait");
+    let command = ["sh", "-c", &script];
+    if runs {
+        let (belay, dir) = (job.belay.clone(), job.dir());
+        let run = [&belay, "run", "--across-hosts", "--ckpt-dir", &dir, "--hosts", "h2", "--"];
+        job.start(&[&run[..], &command].concat())?;
+    } else {
+        job.launch_words(&command)?;
+    }
+    job.progress_of_all(&BEATS)?;
+    job.checkpoint()?;
+    job.progress_of_all(&BEATS)?;
+    io("fill the device", std::fs::write(&full, "once"))?;
+    let o = output(job.command(1, &[&job.belay, "checkpoint", &job.dir()]), LIMIT)?;
+    let words = ["on h2: ", "process ", "out of memory", "belay restart"];
+    want(o.status.success() && words.iter().all(|w| text(&o).contains(w)), || text(&o))?;
+    job.says("on h2: the GPU driver has not put back")?;
+    if runs {
+        job.says("(1 of 3 restarts)")?;
+        job.progress_of_all(&BEATS)?;
+        job.checkpoint()?;
+        job.progress_of_all(&BEATS)?;
+        return job.verdict();
+    }
+    want(job.said().contains("belay restart"), || job.said())?;
+    job.crash_and_shift(0, &BEATS)?;
+    job.verdict()
 }
 
 /// Parts of two hosts that restart on one, which has two GPUs: each has room for one of them.
