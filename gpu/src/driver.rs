@@ -22,6 +22,8 @@ const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
 const OPERATING_SYSTEM: c_int = 304;
 const ILLEGAL_STATE: c_int = 401;
+/// Its work has not ended in time.
+pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 
 /// What to do about an error of the driver.

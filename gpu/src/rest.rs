@@ -1,7 +1,7 @@
 //! Brings processes to rest, and lets them go on: all at once, because what one of them waits for may be another's.
 
 use crate::devices::Pair;
-use crate::driver::{Driver, Refused, State, NOT_SUPPORTED};
+use crate::driver::{Driver, Refused, State, NOT_READY, NOT_SUPPORTED};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -92,11 +92,12 @@ impl<'a> Processes<'a> {
                 return Err(beginner());
             }
             match self.driver.state(pid)? {
-                State::Running => self.driver.lock(pid, self.limit).map_err(|e| {
-                    let seconds = self.limit.as_secs_f64();
-                    Refused::of(format!(
-                        "{e}; it had {seconds} s: try again, or give it more time (limit under [gate] in the configuration)"
-                    ))
+                State::Running => self.driver.lock(pid, self.limit).map_err(|e| match e.code {
+                    NOT_READY => Refused::of(format!(
+                        "{e}; it had {} s: try again, or give it more time (limit under [gate] in the configuration)",
+                        self.limit.as_secs_f64()
+                    )),
+                    _ => e,
                 }),
                 State::Locked => Ok(()),
                 State::Checkpointed => Err(Refused::of(

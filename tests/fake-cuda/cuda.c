@@ -3,7 +3,7 @@
 // Checkpointing").
 //
 // FAKE_CUDA_GPU, or the file /tmp/fake-cuda-gpus: of each GPU a letter, of which the UUID consists, and the name of its kind
-// ("a Fake GPU,b Fake GPU"); what the program makes is on the first one that CUDA_VISIBLE_DEVICES shows it. FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), checkpoint
+// ("a Fake GPU,b Fake GPU"); what the program makes is on the first one that CUDA_VISIBLE_DEVICES shows it. FAKE_CUDA: what goes wrong, and how often: NAME or NAME:TIMES. lock (its work does not end), denied (not to be locked at all), checkpoint
 // (refused; who asks again makes it FAILED), short (the host has no memory for its state), fail (FAILED), slow (the state is taken off, and put back, in 0.2 s),
 // long (the same in 65 s), whole (the wait of its thread is not to be
 // interrupted), crash (it ends by SIGSEGV when the state is taken off), hang (slow, and who asks a process that ends then has no answer).
@@ -125,6 +125,7 @@ static void *compute(void *unused) {
 
 static CUresult lock(void) {
     if (control.state != RUNNING) return CUDA_ERROR_ILLEGAL_STATE;
+    if (fault("denied")) return CUDA_ERROR_NOT_SUPPORTED;
     if (fault("lock")) {
         nap(control.timeout_ms * 1000L > 900000000L ? 900000 : control.timeout_ms * 1000L % 1000000);
         return CUDA_ERROR_NOT_READY;

@@ -161,6 +161,16 @@ fn refuses(place: &Place, user: User, how: (&str, &str), reasons: &[&str]) -> Re
     job.verdict(false, LIMIT)
 }
 
+/// What can never be locked is not to be given more time.
+fn denied(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", "denied"))?;
+    let o = job.checkpoint_raw(&["--quiet"])?;
+    refused(&o, &["wait for its gpu work", "operation not supported", "cannot checkpoint"])?;
+    want(!text(&o).contains("more time"), || text(&o))?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// What goes wrong once does no harm: the program goes on, and the next checkpoints are taken. `refusal` is what the
 /// first one is refused with.
 fn once(place: &Place, user: User, (faults, refusal): (&str, &[&str])) -> Result<(), Failure> {
@@ -494,6 +504,7 @@ fn main() {
         |_| am_root(),
         move |p, u, _| refuses(p, u, ("", "lock"), &busy),
     );
+    target.by_user("denied", |_| am_root(), |p, u, _| denied(p, u));
     target.by_user("late_once", |_| am_root(), move |p, u, _| once(p, u, ("lock:1", &busy)));
     target.by_user("no_room", |_| am_root(), |p, u, _| lost::no_room(p, u));
     target.by_user("run_goes_back", |_| am_root(), |p, u, _| lost::run_goes_back(p, u));
