@@ -342,7 +342,8 @@ impl Gpus {
         let head = head_of(page.as_fd()).map_err(|e| refuse(first, DRIVER, format!("read its control page: {e}"), false))?;
         let page = head
             .map_err(|strange| strange.refusal(pid))
-            .and_then(|head| Page::of(pid, head, page.as_fd()))?;
+            .and_then(|head| Page::of(pid, head, page.as_fd()))?
+            .speaks_for(first);
         if !restarted && gpus.devices.seen.is_empty() {
             return Err(refuse(first, DRIVER, "shows no GPU: look at nvidia-smi", false));
         }

@@ -125,6 +125,8 @@ pub(super) enum Standing {
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) pid: i32,
+    /// The process that is named where something is refused: it itself, unless it speaks for another one.
+    about: i32,
     pub(super) name: String,
     /// Device and number of the memfd.
     pub(super) file: (u64, u64),
@@ -196,6 +198,7 @@ impl Page {
         let shared = SharedPage::map(file).map_err(|e| fail("map", &e))?;
         Ok(Self {
             pid,
+            about: pid,
             name,
             file: (stat.st_dev, stat.st_ino),
             standing: Standing::Unknown,
@@ -206,7 +209,12 @@ impl Page {
 
     /// Why a checkpoint, or a restart, cannot be had with this library.
     pub(super) fn refuse(&self, why: impl Into<String>) -> Refusal {
-        refuse(self.pid, &self.name, why, false)
+        refuse(self.about, &self.name, why, false)
+    }
+
+    /// Who serves it is no part of the job, and speaks for this process of it.
+    pub(super) fn speaks_for(self, pid: i32) -> Self {
+        Self { about: pid, ..self }
     }
 
     /// The word at this place of [`Control`].
@@ -352,7 +360,7 @@ impl Page {
                 self.standing = Standing::More;
                 Ok(())
             }
-            outcome => Err(refuse(self.pid, &self.name, self.fault(), outcome == control::BUSY)),
+            outcome => Err(refuse(self.about, &self.name, self.fault(), outcome == control::BUSY)),
         }
     }
 

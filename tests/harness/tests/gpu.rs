@@ -165,7 +165,9 @@ fn refuses(place: &Place, user: User, how: (&str, &str), reasons: &[&str]) -> Re
 fn denied(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = launched(place, user, ("", "denied"))?;
     let o = job.checkpoint_raw(&["--quiet"])?;
-    refused(&o, &["wait for its gpu work", "operation not supported", "cannot checkpoint"])?;
+    let (program, _) = edges::program_and_agent(&job, PROGRAM)?;
+    let whose = format!("process {program}: gpu driver: process {program}: wait for its gpu work");
+    refused(&o, &[&whose, "operation not supported", "cannot checkpoint"])?;
     want(!text(&o).contains("more time"), || text(&o))?;
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
