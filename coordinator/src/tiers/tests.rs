@@ -36,6 +36,9 @@ impl Drop for Scratch {
     }
 }
 
+/// What a part does with its share.
+type Act = fn(Share);
+
 impl Scratch {
     fn new(test: &str) -> Self {
         let base = std::env::temp_dir().join(format!("belay-tiers-{test}-{}", std::process::id()));
@@ -101,7 +104,7 @@ impl Scratch {
     }
 
     /// The same, where each of these parts has its own of the generation on its host, and does this.
-    fn flush_there(&self, durable: &mut Durable, path: &Path, parts: &[(u64, fn(Share))]) -> Result<Flushed, Failure> {
+    fn flush_there(&self, durable: &mut Durable, path: &Path, parts: &[(u64, Act)]) -> Result<Flushed, Failure> {
         let (job, mut d) = (self.job(), self.job().description().unwrap());
         d.config.tiers = vec![self.tier()];
         let (key, generation) = (JobKey::random().unwrap(), Generation::here(path).number);
