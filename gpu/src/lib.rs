@@ -54,8 +54,8 @@ fn claim(device: &Device) -> Option<UnixDatagram> {
 }
 
 /// Serves the control page behind standard input until all goes on again. On standard output it says `gpu UUID NAME` of
-/// each GPU that may be used, and `hidden UUID NAME` of the others, where it is to list them, `thread PID TID` of each process that runs, with the thread that does the driver's
-/// work there, and `ready` when it begins.
+/// each GPU that may be used, and `hidden UUID NAME` of the others, where it is to list them, `thread PID TID` of each
+/// process that runs, with the thread that does the driver's work there, and `ready` when it begins.
 pub fn serve(task: Task) -> Result<(), String> {
     let cuda = Cuda::load().map_err(|e| e.to_string())?;
     // While the programs run: whatever follows may have to put states back.
