@@ -242,9 +242,11 @@ impl Tier for Objects {
             key: key.to_owned(),
             tier: self,
             begun: None,
+            is_new: false,
         };
         Ok(Box::new(Upload {
             gather: Gather::new(PART),
+            bytes: 0,
             parts,
         }))
     }
@@ -328,6 +330,8 @@ impl Tier for Objects {
 /// An object being uploaded.
 struct Upload<'a> {
     gather: Gather,
+    /// How long it is.
+    bytes: u64,
     parts: Parts<'a>,
 }
 
@@ -338,15 +342,19 @@ struct Parts<'a> {
     path: Path,
     /// Once there is more than one part.
     begun: Option<Box<dyn MultipartUpload>>,
+    /// There was no such object when it was begun.
+    is_new: bool,
 }
 
 impl Parts<'_> {
     fn send(&mut self, part: Buffer) -> Result<(), StorageError> {
         let mut begun = match self.begun.take() {
             Some(begun) => begun,
-            None => self
-                .tier
-                .wait("write", &self.key, self.tier.store.put_multipart(&self.path))?,
+            None => {
+                self.is_new = self.tier.length(&self.key)?.is_none();
+                let begun = self.tier.store.put_multipart(&self.path);
+                self.tier.wait("write", &self.key, begun)?
+            }
         };
         let part = begun.put_part(PutPayload::from(Bytes::from_owner(part)));
         self.begun = Some(begun);
@@ -356,6 +364,7 @@ impl Parts<'_> {
 
 impl Put for Upload<'_> {
     fn write(&mut self, data: &[u8]) -> Result<(), StorageError> {
+        self.bytes += data.len() as u64;
         self.gather.add(data, |part| self.parts.send(std::mem::take(part)))
     }
 
@@ -369,10 +378,17 @@ impl Put for Upload<'_> {
         if !rest.is_empty() {
             parts.send(rest)?;
         }
-        match parts.begun.as_mut() {
-            Some(begun) => tier.wait("complete", &parts.key, begun.complete())?,
-            None => return Ok(()),
+        let Some(begun) = parts.begun.as_mut() else {
+            return Ok(());
         };
+        if let Err(e) = parts.tier.wait("complete", &parts.key, begun.complete()) {
+            // The answer may have been late: who asks again is told that there is no such upload any more.
+            let is_there = || parts.tier.length(&parts.key).is_ok_and(|found| found == Some(self.bytes));
+            if !parts.is_new || !is_there() {
+                return Err(e);
+            }
+            tracing::info!(key = parts.key, error = %e, "the object is complete all the same");
+        }
         parts.begun = None;
         Ok(())
     }

@@ -222,6 +222,24 @@ fn a_store_that_refuses_for_the_moment_is_asked_again_and_one_that_hangs_is_noti
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }
 
+#[test]
+fn an_upload_is_complete_also_where_the_store_does_not_say_so_in_time() {
+    const PARTS: usize = 9 << 20;
+    let s = Scratch::new("late");
+    // Whatever other tests say who they are.
+    let server = Server::start(&s, &["--anonymous", "--late=packs"]);
+    let location = Location {
+        endpoint: Some(server.1.clone()),
+        timeout: Some(Duration::from_secs(5)),
+        ..odd_store(|_| None)
+    };
+    let tier = Objects::open("s3", &location, "job-1").unwrap();
+    write_whole(&tier, "packs/1", &vec![7; PARTS]).unwrap();
+    assert_eq!(tier.length("packs/1").unwrap(), Some(PARTS as u64));
+    // Nobody can tell which one is there where there was one.
+    write_whole(&tier, "packs/1", &vec![8; PARTS]).unwrap_err();
+}
+
 const LISTING: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name><Prefix>job-1/gen/</Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated><Contents><Key>job-1/gen/1.json</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag><Size>5</Size></Contents></ListBucketResult>"#;
 

@@ -1,19 +1,21 @@
-//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous] [--broken=TEXT]` serves the buckets that are
+//! An S3 server for tests: `s3-server DIRECTORY [ADDRESS] [--anonymous] [--broken=TEXT] [--late=TEXT]` serves the buckets that are
 //! directories there, at a port of this machine's own where no address is given, prints its address, and ends with its
 //! standard input. With `--anonymous` to everybody, whatever their credentials: the clients of Google Cloud Storage speak
 //! the same interface with others than those of S3. With `--broken` it fails for each object whose name contains that
-//! text.
+//! text; with `--late` it completes the upload of such an object, and does not answer.
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{HeaderValue, AUTHORIZATION, ETAG};
 use hyper::service::{service_fn, Service};
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use s3s::S3Error;
+use std::future::poll_fn;
 use std::io::Read;
+use std::pin::Pin;
 use tokio::net::TcpListener;
 
 /// Key and secret that it accepts.
@@ -24,7 +26,8 @@ async fn main() {
     let (options, mut args): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|a| a.starts_with("--"));
     let anonymous = options.iter().any(|o| o == "--anonymous");
     let broken = options.iter().find_map(|o| o.strip_prefix("--broken=").map(str::to_owned));
-    let known = usize::from(anonymous) + usize::from(broken.is_some());
+    let late = options.iter().find_map(|o| o.strip_prefix("--late=").map(str::to_owned));
+    let known = usize::from(anonymous) + usize::from(broken.is_some()) + usize::from(late.is_some());
     assert_eq!(options.len(), known, "unknown option");
     let address = if args.len() > 1 {
         args.remove(1)
@@ -46,15 +49,22 @@ async fn main() {
     let server = Builder::new(TokioExecutor::new());
     while let Ok((socket, _)) = listener.accept().await {
         let service = service.clone();
-        let broken = broken.clone();
+        let (broken, late) = (broken.clone(), late.clone());
         let answer = service_fn(move |mut request: Request<Incoming>| {
             if anonymous {
                 request.headers_mut().remove(AUTHORIZATION);
             }
             let is_broken = broken.as_ref().is_some_and(|text| request.uri().path().contains(text));
+            let completes = request.method() == Method::POST && request.uri().query().is_some_and(|q| q.contains("uploadId="));
+            let is_late = completes && late.as_ref().is_some_and(|text| request.uri().path().contains(text));
             let answer = service.call(request);
             async move {
                 let mut answer = answer.await?;
+                if is_late && answer.status().is_success() {
+                    // It is completed while the answer is made.
+                    while poll_fn(|c| Pin::new(answer.body_mut()).poll_frame(c)).await.is_some() {}
+                    std::future::pending::<()>().await;
+                }
                 if is_broken {
                     *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
                 }
