@@ -223,6 +223,8 @@ pub(crate) struct Lost {
 /// So many times as long as the provider has looked for somebody passes before it is asked again: the kernel looks for a
 /// second, in which whoever posts stands still.
 const PAUSE: u32 = 16;
+/// The first pause for a host of which nobody tells that it lives lasts as long at least.
+const FIRST_PAUSE: Duration = Duration::from_secs(16);
 
 /// What is told of the host of a destination.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -263,7 +265,7 @@ impl RealAhs {
             let pause = match host {
                 Host::Gone => None,
                 Host::Lives => Some(pause),
-                Host::Unknown => Some(before.map_or(pause, |before| pause.max(before * 2))),
+                Host::Unknown => Some(before.map_or(FIRST_PAUSE, |before| before * 2).max(pause)),
             };
             let at = Instant::now();
             self.lost.push(Lost { attr: *attr, pause, at });
