@@ -297,12 +297,27 @@ pub(super) fn clear(local: &Addr) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belay_kernel::numbers;
     use std::cell::Cell;
     use std::collections::BTreeSet;
     use std::net::SocketAddr;
+    use std::os::fd::RawFd;
+    use std::panic::AssertUnwindSafe;
     use std::sync::Barrier;
 
     const NODES: usize = 4;
+
+    /// Runs `test` in a descriptor table of its own, which the processes that other tests fork do not copy: who closes a
+    /// port here has closed it.
+    fn alone(test: impl FnOnce() + Send) {
+        let run = || {
+            numbers::close(3, RawFd::MAX)?;
+            Ok(std::panic::catch_unwind(AssertUnwindSafe(test)))
+        };
+        if let Err(panic) = numbers::in_own_table(run).unwrap() {
+            std::panic::resume_unwind(panic);
+        }
+    }
 
     /// An address that no other test has, with a port that nobody has at any address and that the kernel gives nobody.
     fn free(test: u8) -> SocketAddr {
@@ -357,94 +372,102 @@ mod tests {
 
     #[test]
     fn nodes_that_restart_on_one_host_at_once_listen_at_ports_of_their_own() {
-        let at = free(1);
-        for _ in 0..500 {
-            let start = Barrier::new(NODES);
-            let node = || {
-                start.wait();
-                make(at, &Options::default(), NODE).unwrap()
-            };
-            let all: Vec<OwnedFd> = std::thread::scope(|scope| {
-                let nodes: Vec<_> = (0..NODES).map(|_| scope.spawn(node)).collect();
-                nodes.into_iter().map(|n| n.join().unwrap()).collect()
-            });
-            let ports: BTreeSet<u16> = all.iter().map(port_of).collect();
-            assert_eq!(ports.len(), NODES);
-            assert!(ports.contains(&at.port()));
-        }
+        alone(|| {
+            let at = free(1);
+            for _ in 0..500 {
+                let start = Barrier::new(NODES);
+                let node = || {
+                    start.wait();
+                    make(at, &Options::default(), NODE).unwrap()
+                };
+                let all: Vec<OwnedFd> = std::thread::scope(|scope| {
+                    let nodes: Vec<_> = (0..NODES).map(|_| scope.spawn(node)).collect();
+                    nodes.into_iter().map(|n| n.join().unwrap()).collect()
+                });
+                let ports: BTreeSet<u16> = all.iter().map(port_of).collect();
+                assert_eq!(ports.len(), NODES);
+                assert!(ports.contains(&at.port()));
+            }
+        });
     }
 
     #[test]
     fn a_port_that_may_be_shared_is_not_shared_with_another_node() {
-        let options = sharing();
-        let at = free(2);
-        let shared = Claim { alone: false, ..NODE };
-        let first = make(at, &options, NODE).unwrap();
-        let other = make(at, &options, NODE).unwrap();
-        assert_eq!(port_of(&first), at.port());
-        assert_ne!(port_of(&other), at.port());
-        for fd in [&first, &other] {
-            assert_eq!(
-                sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).unwrap(),
-                1
-            );
-            // Sockets of the same node do share.
-            let beside = SocketAddr::new(at.ip(), port_of(fd));
-            assert_eq!(port_of(&make(beside, &options, shared).unwrap()), port_of(fd));
-        }
+        alone(|| {
+            let options = sharing();
+            let at = free(2);
+            let shared = Claim { alone: false, ..NODE };
+            let first = make(at, &options, NODE).unwrap();
+            let other = make(at, &options, NODE).unwrap();
+            assert_eq!(port_of(&first), at.port());
+            assert_ne!(port_of(&other), at.port());
+            for fd in [&first, &other] {
+                assert_eq!(
+                    sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).unwrap(),
+                    1
+                );
+                // Sockets of the same node do share.
+                let beside = SocketAddr::new(at.ip(), port_of(fd));
+                assert_eq!(port_of(&make(beside, &options, shared).unwrap()), port_of(fd));
+            }
+        });
     }
 
     #[test]
     fn who_is_about_to_give_a_shared_port_up_is_waited_for() {
-        let options = sharing();
-        let at = free(13);
-        let shared = Claim { alone: false, ..STILL };
-        let holder = make(at, &options, NODE).unwrap();
-        let own = options.clone();
-        let waiter = std::thread::spawn(move || make(at, &own, shared));
-        std::thread::sleep(PATIENCE / 4);
-        assert!(!waiter.is_finished());
-        drop(holder);
-        let first = waiter.join().unwrap().unwrap();
-        // Who stays is shared with.
-        let second = make(at, &options, shared).unwrap();
-        assert_eq!((port_of(&first), port_of(&second)), (at.port(), at.port()));
+        alone(|| {
+            let options = sharing();
+            let at = free(13);
+            let shared = Claim { alone: false, ..STILL };
+            let holder = make(at, &options, NODE).unwrap();
+            let own = options.clone();
+            let waiter = std::thread::spawn(move || make(at, &own, shared));
+            std::thread::sleep(PATIENCE / 4);
+            assert!(!waiter.is_finished());
+            drop(holder);
+            let first = waiter.join().unwrap().unwrap();
+            // Who stays is shared with.
+            let second = make(at, &options, shared).unwrap();
+            assert_eq!((port_of(&first), port_of(&second)), (at.port(), at.port()));
+        });
     }
 
     #[test]
     fn sockets_of_one_port_move_together() {
-        let at = free(4);
-        let beside = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port);
-        let all = [
-            (beside("::1", at.port()), Some(8)),
-            (at, Some(8)),
-            (beside("127.8.1.5", at.port()), None),
-        ];
-        let ports = |claim| {
-            let made = make_all(&all, &Options::default(), claim).unwrap();
-            let listens = |fd: &OwnedFd| sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).unwrap() == 1;
-            assert_eq!(made.iter().map(listens).collect::<Vec<_>>(), [true, true, false]);
-            let ips = made.iter().map(|fd| sock::local(fd.as_raw_fd()).unwrap().ip().unwrap());
-            assert!(ips.eq(all.iter().map(|(at, _)| at.ip())), "the caller's order");
-            made.iter().map(port_of).collect::<BTreeSet<_>>()
-        };
-        assert_eq!(ports(NODE), BTreeSet::from([at.port()]));
-        for taken in [at, beside("127.8.1.5", at.port())] {
-            let _holder = make(taken, &Options::default(), NODE).unwrap();
-            let now = ports(NODE);
-            assert!(now.len() == 1 && !now.contains(&at.port()), "{now:?} for {taken}");
-        }
-        // A program at another address of this host is none of our business.
-        let _beside = make(beside("127.8.1.6", at.port()), &Options::default(), NODE).unwrap();
-        assert_eq!(ports(STILL), BTreeSet::from([at.port()]));
-        for (ip, who) in [
-            ("127.8.1.5", Holders::Nobody),
-            ("127.8.1.6", Holders::Program),
-            ("0.0.0.0", Holders::Program),
-        ] {
-            let at = Addr::of(beside(ip, at.port()), libc::AF_INET);
-            assert_eq!(holders(&at, false).unwrap().0, who, "{ip}");
-        }
+        alone(|| {
+            let at = free(4);
+            let beside = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port);
+            let all = [
+                (beside("::1", at.port()), Some(8)),
+                (at, Some(8)),
+                (beside("127.8.1.5", at.port()), None),
+            ];
+            let ports = |claim| {
+                let made = make_all(&all, &Options::default(), claim).unwrap();
+                let listens = |fd: &OwnedFd| sock::get::<i32>(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).unwrap() == 1;
+                assert_eq!(made.iter().map(listens).collect::<Vec<_>>(), [true, true, false]);
+                let ips = made.iter().map(|fd| sock::local(fd.as_raw_fd()).unwrap().ip().unwrap());
+                assert!(ips.eq(all.iter().map(|(at, _)| at.ip())), "the caller's order");
+                made.iter().map(port_of).collect::<BTreeSet<_>>()
+            };
+            assert_eq!(ports(NODE), BTreeSet::from([at.port()]));
+            for taken in [at, beside("127.8.1.5", at.port())] {
+                let _holder = make(taken, &Options::default(), NODE).unwrap();
+                let now = ports(NODE);
+                assert!(now.len() == 1 && !now.contains(&at.port()), "{now:?} for {taken}");
+            }
+            // A program at another address of this host is none of our business.
+            let _beside = make(beside("127.8.1.6", at.port()), &Options::default(), NODE).unwrap();
+            assert_eq!(ports(STILL), BTreeSet::from([at.port()]));
+            for (ip, who) in [
+                ("127.8.1.5", Holders::Nobody),
+                ("127.8.1.6", Holders::Program),
+                ("0.0.0.0", Holders::Program),
+            ] {
+                let at = Addr::of(beside(ip, at.port()), libc::AF_INET);
+                assert_eq!(holders(&at, false).unwrap().0, who, "{ip}");
+            }
+        });
     }
 
     /// A connection in TIME_WAIT that keeps `at` from being bound.
@@ -460,80 +483,90 @@ mod tests {
 
     #[test]
     fn closed_connections_give_way_at_each_address_of_a_port() {
-        let at = free(9);
-        let all = [9, 10, 11].map(|last| (SocketAddr::from(([127, 8, 1, last], at.port())), Some(8)));
-        all.iter().for_each(|(at, _)| close_at(*at));
-        let made = make_all(&all, &Options::default(), NODE).unwrap();
-        assert!(made.iter().all(|fd| port_of(fd) == at.port()));
+        alone(|| {
+            let at = free(9);
+            let all = [9, 10, 11].map(|last| (SocketAddr::from(([127, 8, 1, last], at.port())), Some(8)));
+            all.iter().for_each(|(at, _)| close_at(*at));
+            let made = make_all(&all, &Options::default(), NODE).unwrap();
+            assert!(made.iter().all(|fd| port_of(fd) == at.port()));
+        });
     }
 
     /// Its data are on their way to somebody who does not read them; a connection without SO_REUSEADDR keeps the port meanwhile.
     #[test]
     fn what_is_not_delivered_gives_way_later() {
-        let at = free(12);
-        let server = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
-        let local = Addr::of(at, libc::AF_INET);
-        sock::bind(server.as_raw_fd(), &local).unwrap();
-        sock::listen(server.as_raw_fd(), 1).unwrap();
-        let server = std::net::TcpListener::from(server);
-        let _reader = std::net::TcpStream::connect(at).unwrap();
-        let (mut writer, _) = server.accept().unwrap();
-        writer.set_nonblocking(true).unwrap();
-        while io::Write::write(&mut writer, &[0; 1 << 16]).is_ok() {}
-        drop((server, writer));
-        assert!(matches!(holders(&local, false).unwrap().0, Holders::Lingering(1, _)));
-        if Diag::open().unwrap().may_destroy() {
-            assert_eq!(holders(&local, true).unwrap(), (Holders::Nobody, true));
-            make(at, &Options::default(), STILL).unwrap();
-        }
+        alone(|| {
+            let at = free(12);
+            let server = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+            let local = Addr::of(at, libc::AF_INET);
+            sock::bind(server.as_raw_fd(), &local).unwrap();
+            sock::listen(server.as_raw_fd(), 1).unwrap();
+            let server = std::net::TcpListener::from(server);
+            let _reader = std::net::TcpStream::connect(at).unwrap();
+            let (mut writer, _) = server.accept().unwrap();
+            writer.set_nonblocking(true).unwrap();
+            while io::Write::write(&mut writer, &[0; 1 << 16]).is_ok() {}
+            drop((server, writer));
+            assert!(matches!(holders(&local, false).unwrap().0, Holders::Lingering(1, _)));
+            if Diag::open().unwrap().may_destroy() {
+                assert_eq!(holders(&local, true).unwrap(), (Holders::Nobody, true));
+                make(at, &Options::default(), STILL).unwrap();
+            }
+        });
     }
 
     #[test]
     fn who_is_bound_where_the_job_itself_listens_is_bound_again() {
-        let at = free(7);
-        for all in [[(at, Some(8)), (at, None)], [(at, None), (at, Some(8))]] {
-            let made = make_all(&all, &Options::default(), STILL).unwrap();
-            assert!(made.iter().all(|fd| port_of(fd) == at.port()));
-        }
+        alone(|| {
+            let at = free(7);
+            for all in [[(at, Some(8)), (at, None)], [(at, None), (at, Some(8))]] {
+                let made = make_all(&all, &Options::default(), STILL).unwrap();
+                assert!(made.iter().all(|fd| port_of(fd) == at.port()));
+            }
+        });
     }
 
     #[test]
     fn a_port_shared_by_one_node_is_not_shared_with_another_at_any_address() {
-        let options = sharing();
-        let any = |port| (SocketAddr::from(([0, 0, 0, 0], port)), Some(8));
-        let at = free(8);
-        // The other node has all addresses, this one a specific one and all, in the order in which the program made them.
-        let port = at.port();
-        let own = [(at, Some(8)), any(port), any(port)];
-        let alone = make_all(&own, &options, NODE).unwrap();
-        assert!(alone.iter().all(|fd| port_of(fd) == port), "its own sockets share");
-        drop(alone);
-        let other = make_all(&[any(port)], &options, NODE).unwrap();
-        let own = make_all(&own, &options, NODE).unwrap();
-        assert_eq!(port_of(&other[0]), port);
-        assert!(own.iter().all(|fd| port_of(fd) != port));
+        alone(|| {
+            let options = sharing();
+            let any = |port| (SocketAddr::from(([0, 0, 0, 0], port)), Some(8));
+            let at = free(8);
+            // The other node has all addresses, this one a specific one and all, in the order in which the program made them.
+            let port = at.port();
+            let own = [(at, Some(8)), any(port), any(port)];
+            let alone = make_all(&own, &options, NODE).unwrap();
+            assert!(alone.iter().all(|fd| port_of(fd) == port), "its own sockets share");
+            drop(alone);
+            let other = make_all(&[any(port)], &options, NODE).unwrap();
+            let own = make_all(&own, &options, NODE).unwrap();
+            assert_eq!(port_of(&other[0]), port);
+            assert!(own.iter().all(|fd| port_of(fd) != port));
+        });
     }
 
     #[test]
     fn who_has_a_port_for_a_moment_is_waited_for_and_who_keeps_it_is_named() {
-        let at = free(3);
-        let holder = make(at, &Options::default(), NODE).unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
-        let waiter = std::thread::spawn(move || {
-            tell.send(()).unwrap();
-            make(at, &Options::default(), STILL).map(|fd| port_of(&fd))
+        alone(|| {
+            let at = free(3);
+            let holder = make(at, &Options::default(), NODE).unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            let waiter = std::thread::spawn(move || {
+                tell.send(()).unwrap();
+                make(at, &Options::default(), STILL).map(|fd| port_of(&fd))
+            });
+            told.recv().unwrap();
+            std::thread::sleep(PATIENCE * 2);
+            drop(holder);
+            assert!(matches!(waiter.join().unwrap(), Ok(now) if now == at.port()));
+            let holder = make(at, &Options::default(), NODE).unwrap();
+            let refused = make(at, &Options::default(), STILL).unwrap_err();
+            assert!(format!("{refused:?}").contains("another program has taken the port"));
+            drop(holder);
+            // Bound, and not listening.
+            let bound = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+            sock::bind(bound.as_raw_fd(), &Addr::of(at, libc::AF_INET)).unwrap();
+            assert_ne!(port_of(&make(at, &Options::default(), NODE).unwrap()), at.port());
         });
-        told.recv().unwrap();
-        std::thread::sleep(PATIENCE * 2);
-        drop(holder);
-        assert!(matches!(waiter.join().unwrap(), Ok(now) if now == at.port()));
-        let holder = make(at, &Options::default(), NODE).unwrap();
-        let refused = make(at, &Options::default(), STILL).unwrap_err();
-        assert!(format!("{refused:?}").contains("another program has taken the port"));
-        drop(holder);
-        // Bound, and not listening.
-        let bound = sock::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
-        sock::bind(bound.as_raw_fd(), &Addr::of(at, libc::AF_INET)).unwrap();
-        assert_ne!(port_of(&make(at, &Options::default(), NODE).unwrap()), at.port());
     }
 }
