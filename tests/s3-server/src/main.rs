@@ -4,6 +4,8 @@
 //! the same interface with others than those of S3. With `--broken` it fails for each object whose name contains that
 //! text; with `--late` it completes the upload of such an object, and does not answer.
 
+mod store;
+
 use hyper::body::{Body, Incoming};
 use hyper::header::{HeaderValue, AUTHORIZATION, ETAG};
 use hyper::service::{service_fn, Service};
@@ -16,6 +18,7 @@ use s3s::S3Error;
 use std::future::poll_fn;
 use std::io::Read;
 use std::pin::Pin;
+use store::Store;
 use tokio::net::TcpListener;
 
 /// Key and secret that it accepts.
@@ -35,7 +38,7 @@ async fn main() {
         "127.0.0.1:0".into()
     };
     let root = args.pop().expect("usage: s3-server DIRECTORY [ADDRESS] [OPTIONS]");
-    let mut service = S3ServiceBuilder::new(s3s_fs::FileSystem::new(root).expect("open the directory"));
+    let mut service = S3ServiceBuilder::new(Store::open(root.into()).expect("open the directory"));
     if !anonymous {
         service.set_auth(SimpleAuth::from_single(KEY.0, KEY.1));
     }
