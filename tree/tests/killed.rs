@@ -3,6 +3,7 @@
 //!
 //! Which ones are killed is drawn anew in each run; `BELAY_SEED` repeats one.
 
+use belay_still::Watch;
 use belay_tree::{Contribution, Event, JobKey, Joining, Tree};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -146,7 +147,7 @@ fn told_after(place: u64, last: u64) -> Duration {
     assert_eq!(early, 0, "the step was over before anybody was killed");
     let mut victim = victim.unwrap();
     victim.kill().unwrap();
-    let killed = Instant::now();
+    let killed = Watch::begin();
     for _ in 1..NODES {
         assert_eq!(next(), Some(true));
     }

@@ -1,5 +1,6 @@
 //! Whole trees over loopback: steps, orders, and what happens when nodes are lost.
 
+use belay_still::Watch;
 use belay_tree::{Contribution, Event, FailureKind, JobKey, Joining, Tree};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -93,14 +94,15 @@ fn a_root_that_stood_still_loses_nobody() {
 #[test]
 fn a_root_alone_waits_for_nobody() {
     let mut root = Joining::root(JobKey::random().unwrap(), 3, "root".into()).unwrap();
-    let begin = Instant::now();
+    let watch = Watch::begin();
     for step in 1..=20 {
         let mut c = Contribution::ready();
         c.publish.insert("own".into(), format!("{step}"));
         c.want.insert("own".into());
         assert_eq!(root.exchange(step, c).unwrap()["own"], format!("{step}"));
     }
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    let took = watch.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
 /// As at a restart, where nobody has a thread for the tree yet.

@@ -2,8 +2,8 @@
 
 use crate::beat::{self, Beats};
 use crate::place::{am_root, Place, User, NOBODY};
-use crate::still::Watch;
 use crate::{procs, Failure};
+use belay_still::Watch;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::chown;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -406,13 +406,13 @@ impl Job {
 
     /// The same, where some may go on for a while.
     pub fn left_behind_within(&self, patience: Duration) -> Result<(), Failure> {
-        let (begin, watch) = (Instant::now(), Watch::begin());
+        let watch = Watch::begin();
         loop {
             let left = procs::marked(&self.work);
             if left.is_empty() {
                 return Ok(());
             }
-            if begin.elapsed() > patient(patience) + watch.stood() {
+            if watch.elapsed() > patient(patience) {
                 for (p, _) in &left {
                     procs::signal(*p, libc::SIGKILL);
                 }

@@ -18,7 +18,6 @@
 //! filler   takes all the room of a disk
 //! terminal a pseudo-terminal for tests of job control
 //! runner   filters, workers, one line per check, summary
-//! still    how long the machine stood still
 //! hosts    hosts made of namespaces, joined by a bridge
 //! across   a job over several of them
 //! fabric   InfiniBand without adapters: tests/fake-verbs
@@ -53,7 +52,6 @@ pub mod runner;
 pub mod s3;
 pub mod slurm;
 pub mod stepper;
-pub mod still;
 pub mod target;
 pub mod terminal;
 pub mod traced;

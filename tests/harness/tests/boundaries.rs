@@ -5,6 +5,7 @@
 //! taken from each test's steps; BELAY_BOUNDARIES=all takes all of them, BELAY_BOUNDARIES=N about N,
 //! BELAY_BOUNDARIES=K- those from the K-th.
 
+use belay_still::Watch;
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
@@ -123,7 +124,7 @@ fn passes(job: &mut Job, target: &str, program: i32) -> Result<(), Failure> {
 
 /// No snapshot child stays behind.
 fn no_snapshots(job: &Job) -> Result<(), Failure> {
-    let end = Instant::now() + Duration::from_secs(12);
+    let watch = Watch::begin();
     loop {
         let left: Vec<_> = procs::marked(&job.work)
             .into_iter()
@@ -132,7 +133,7 @@ fn no_snapshots(job: &Job) -> Result<(), Failure> {
         if left.is_empty() {
             return Ok(());
         }
-        if Instant::now() > end {
+        if watch.elapsed() > Duration::from_secs(12) {
             return Err(format!("snapshot children stay behind: {left:?}"));
         }
         std::thread::sleep(Duration::from_millis(20));

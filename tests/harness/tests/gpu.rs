@@ -1,6 +1,7 @@
 //! Programs that use a GPU, whose driver takes their state off it for a checkpoint and puts it back, also after a
 //! restart. The driver is a stand-in (`tests/fake-cuda`).
 
+use belay_still::Watch;
 use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{am_root, Place, User};
@@ -376,7 +377,7 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
         let taking = std::thread::spawn(move || output(command, LIMIT));
         std::thread::sleep(Duration::from_micros(rng.below(300_000)));
         procs::signal(program, libc::SIGSTOP);
-        let begin = Instant::now();
+        let begin = Watch::begin();
         let o = taking.join().map_err(|_| "the command's thread has ended")??;
         let took = begin.elapsed();
         want(took < LIMIT / 3, || format!("round {round}: {took:?}: {}", text(&o)))?;
@@ -385,9 +386,11 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
             refused(&o, &["gpu driver", "is stopped"]).map_err(|e| format!("round {round}: {e}"))?;
         }
         let state = || std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
-        let end = Instant::now() + Duration::from_secs(5);
+        let begin = Watch::begin();
         while !state().contains(") T ") {
-            want(Instant::now() < end, || format!("round {round}: not stopped: {}", state()))?;
+            want(begin.elapsed() < Duration::from_secs(5), || {
+                format!("round {round}: not stopped: {}", state())
+            })?;
             std::thread::sleep(Duration::from_millis(2));
         }
         if o.status.success() && round % 2 == 1 {
@@ -403,7 +406,7 @@ fn stopped_meanwhile(place: &Place, user: User, rng: &mut Rng) -> Result<(), Fai
 /// The driver's thread ends the program: nobody waits for it.
 fn crashes(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = launched(place, user, ("", "crash"))?;
-    let begin = Instant::now();
+    let begin = Watch::begin();
     let o = job.checkpoint_raw(&["--quiet"])?;
     let took = begin.elapsed();
     want(!o.status.success() && took < LIMIT / 3, || format!("{took:?}: {}", text(&o)))?;
@@ -418,7 +421,7 @@ fn stopped_before(place: &Place, user: User) -> Result<(), Failure> {
     for _ in 0..2 {
         let (program, _) = edges::program_and_agent(&job, PROGRAM)?;
         procs::signal(program, libc::SIGSTOP);
-        let begin = Instant::now();
+        let begin = Watch::begin();
         refused(
             &job.checkpoint_raw(&["--quiet"])?,
             &["gpu driver", "is stopped", "kill -cont"],
@@ -457,7 +460,7 @@ fn killed_meanwhile(place: &Place, user: User) -> Result<(), Failure> {
     }
     std::thread::sleep(Duration::from_millis(50));
     procs::signal(first, libc::SIGKILL);
-    let begin = Instant::now();
+    let begin = Watch::begin();
     let o = taking.join().map_err(|_| "the command's thread has ended")??;
     let took = begin.elapsed();
     want(took < LIMIT / 3, || format!("{took:?}: {}", text(&o)))?;

@@ -4,6 +4,7 @@
 //! The agent concerned is traced, and names each phase in its log as it begins, so every phase is hit at one of its
 //! first steps, not by chance.
 
+use belay_still::Watch;
 use belay_tests::across::{files, Job, LIMIT};
 use belay_tests::agents::{agent, number_inside};
 use belay_tests::beat;
@@ -13,7 +14,6 @@ use belay_tests::job::{output, text};
 use belay_tests::place::{Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::stepper::{step, step_each, Step, Verdict, PHASES};
-use belay_tests::still::Watch;
 use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! What a program does not notice of a checkpoint: time-outs pass as they would without, files keep their times of
 //! access, and it does not stand still for a minute.
 
+use belay_still::Watch;
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::outcome::take_unless_ended;
 use belay_tests::place::{am_root, Place, User};
 use belay_tests::runner::until_hit;
-use belay_tests::still::Watch;
 use belay_tests::target::Target;
 use belay_tests::{procs, Failure};
 use std::cell::RefCell;

@@ -1,11 +1,12 @@
 //! Processes that the driver cannot lock beside each other: a call of it does not return.
 
 use crate::{asks, launched, LIMIT, PROGRAM};
+use belay_still::Watch;
 use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::{edges, procs, Failure};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// So long at most nobody goes on.
 const SOON: Duration = Duration::from_secs(30);
@@ -18,7 +19,7 @@ fn of_several(place: &Place, user: User) -> Result<Job, Failure> {
 pub(crate) fn refuses(place: &Place, user: User) -> Result<(), Failure> {
     let mut job = of_several(place, user)?;
     for _ in 0..2 {
-        let begin = Instant::now();
+        let begin = Watch::begin();
         refused(&job.checkpoint_raw(&["--quiet"])?, &["gpu driver", "does not answer", "r610"])?;
         job.progress(SOON)?;
         let took = begin.elapsed();

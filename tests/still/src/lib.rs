@@ -14,7 +14,10 @@ type Looks = Mutex<(Instant, Duration)>;
 
 /// Looks at the clock until it is dropped.
 #[derive(Debug)]
-pub struct Watch(Arc<Looks>);
+pub struct Watch {
+    begin: Instant,
+    looks: Arc<Looks>,
+}
 
 impl Watch {
     /// Looks from now on.
@@ -22,13 +25,21 @@ impl Watch {
         let looks = Arc::new(Mutex::new((Instant::now(), Duration::ZERO)));
         let watched = Arc::downgrade(&looks);
         std::thread::spawn(move || look(&watched));
-        Self(looks)
+        Self {
+            begin: Instant::now(),
+            looks,
+        }
     }
 
     /// How long the machine has stood still since, as this test sees it.
     pub fn stood(&self) -> Duration {
-        let (last, late) = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, late) = *self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         late + lateness(last)
+    }
+
+    /// The time since, without that in which the machine stood still.
+    pub fn elapsed(&self) -> Duration {
+        self.begin.elapsed().saturating_sub(self.stood())
     }
 }
 
