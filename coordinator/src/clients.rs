@@ -1,16 +1,22 @@
 //! Clients of the control socket. Nothing a client does can block the agent: sockets do not block, requests and queues are bounded.
 
+use crate::sys::poll_within;
 use belay_wire::socket::{peer, Lines, MAX_REQUEST};
 use belay_wire::{Event, Exit, Request};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
 
 /// Clients served at a time; the one that is longest without a request makes room for another.
 const MAX_CLIENTS: usize = 64;
 /// A client that lets this much pile up is dropped.
 const MAX_QUEUED: usize = 80 << 20;
+/// What is left of the answers when the agent ends is sent for so long at most, and no longer to a client that takes
+/// nothing for `SILENCE`: it is stopped.
+const DELIVERY: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// Names a client for the time of its connection.
 pub(crate) type ClientId = u64;
@@ -159,6 +165,34 @@ impl Clients {
         }
     }
 
+    /// Sends what is left of the answers, before the agent ends.
+    pub(crate) fn deliver(&mut self) {
+        let end = Instant::now() + DELIVERY;
+        loop {
+            self.list.retain(|_, c| !c.out.is_empty());
+            let (ids, waiting): (Vec<_>, Vec<_>) = self
+                .list
+                .iter()
+                .map(|(id, c)| (*id, (c.stream.as_raw_fd(), libc::POLLOUT)))
+                .unzip();
+            let left = SILENCE.min(end.saturating_duration_since(Instant::now()));
+            if ids.is_empty() || left.is_zero() {
+                return;
+            }
+            match poll_within(&waiting, Some(left)) {
+                Ok(ready) if ready.iter().any(|r| *r != 0) => {
+                    let ready = ids.iter().zip(ready).filter(|(_, r)| *r != 0);
+                    ready.for_each(|(id, _)| self.flush(*id));
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Ok(_) | Err(_) => {
+                    tracing::warn!(clients = ids.len(), "answers not taken");
+                    return;
+                }
+            }
+        }
+    }
+
     fn flush(&mut self, id: ClientId) {
         let Some(client) = self.list.get_mut(&id) else {
             return;
@@ -226,6 +260,34 @@ mod tests {
             while stream.read_to_string(&mut answer).is_ok_and(|n| n > 0) {}
             assert!(answer.contains("\"exit\":\"protocol\""), "{answer}");
         }
+    }
+
+    #[test]
+    fn what_a_socket_does_not_take_at_once_is_delivered_before_the_end() {
+        let (mut clients, id, mut stream) = pair();
+        let message = "x".repeat(4 << 20);
+        let event = Event::Failed {
+            exit: Exit::ProgramEnded,
+            message: message.clone(),
+            passing: false,
+        };
+        clients.send(id, &event);
+        assert!(clients.is_there(id), "the socket takes all of it at once");
+        let reader = std::thread::spawn(move || {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).map(|_| answer)
+        });
+        clients.deliver();
+        assert!(clients.interest().is_empty());
+        assert!(reader.join().unwrap().unwrap().contains(&message));
+        // Who takes nothing is not waited for.
+        let (mut clients, id, stream) = pair();
+        clients.send(id, &event);
+        clients.deliver();
+        assert!(clients.is_there(id));
+        drop(stream);
+        clients.deliver();
+        assert!(!clients.is_there(id));
     }
 
     #[test]

@@ -190,6 +190,7 @@ impl Agent {
         if let Some(channel) = self.channel.take() {
             channel.send(Message::Ended(result));
         }
+        self.clients.deliver();
         result
     }
 }
