@@ -3,6 +3,7 @@
 
 use super::memory;
 use super::{on_main, on_mains};
+use crate::state::limits;
 use crate::stop::stopped::Gate;
 use crate::stop::stopped::{Process, Task};
 use crate::CaptureError;
@@ -212,6 +213,7 @@ impl Area {
         facts: impl Iterator<Item = Facts<'a>>,
         blob: &Blob,
     ) -> Result<Vec<Self>, CaptureError> {
+        processes.iter_mut().for_each(limits::raise);
         let prepared = processes.iter_mut().zip(facts);
         let prepared = prepared.map(|(process, facts)| Prepared::of(process, &facts, blob));
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;

@@ -1,7 +1,7 @@
 //! Memory of ours in a stopped process, also in one that may lock no more and locks what it maps.
 
 use super::on_main;
-use crate::state::limits::rlimit;
+use crate::state::limits::{self, rlimit};
 use crate::stop::stopped::{Locked, Process};
 use crate::CaptureError;
 use belay_kernel::proc::{self, Map, Status};
@@ -17,6 +17,7 @@ pub(crate) fn map(process: &mut Process, bytes: u64, protection: i32, flags: i32
             make_room(process, bytes)?;
             on_main(process, libc::SYS_mmap, args)
         }
+        Err(failed @ CaptureError::Call { errno: libc::ENOMEM, .. }) => Err(limits::too_low(process.pid).unwrap_or(failed)),
         done => done,
     }
 }

@@ -6,6 +6,7 @@
 //! The agent lays it out and sets the child going; the child's writers fill in the hashes and extents. The agent takes
 //! the hashes of a loan over when its writer is done with it, and the extents when the child has ended.
 
+use crate::state::limits;
 use crate::CaptureError;
 use belay_abi::inject::{Control, Loan, Range, StoredExtent, Writer, MAX_WRITERS, RANGE_REFUSED, STATE_ABANDONED, STATE_GO};
 use belay_image::extents::Extent;
@@ -406,7 +407,8 @@ fn failed(pid: i32, reason: String) -> CaptureError {
 
 /// A system call of the child's has failed.
 fn told(pid: i32, error: i32) -> CaptureError {
-    CaptureError::system(step(pid), std::io::Error::from_raw_os_error(error))
+    let low = if error == libc::ENOMEM { limits::too_low(pid) } else { None };
+    low.unwrap_or_else(|| CaptureError::system(step(pid), std::io::Error::from_raw_os_error(error)))
 }
 
 fn step(pid: i32) -> String {

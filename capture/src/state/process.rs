@@ -5,7 +5,7 @@ use crate::inject::{on_main, Area};
 use crate::memory::mappings;
 use crate::memory::mlock;
 use crate::state::draft::Draft;
-use crate::state::limits::rlimit;
+use crate::state::limits;
 use crate::state::namespaces;
 use crate::state::remote;
 use crate::state::rights;
@@ -77,7 +77,7 @@ impl Draft {
             pid_namespace: namespaces::shown(pid, "pid"),
             ipc_namespace: namespaces::shown(pid, "ipc"),
             creds: rights::credentials(&self.status),
-            rlimits: (0..RLIMITS).map(|r| rlimit(pid, r)).collect(),
+            rlimits: (0..RLIMITS).map(|r| limits::own(process, r)).collect(),
             oom_score_adj: oom_score_adj(pid),
             coredump_filter: hex_file(task, "coredump_filter").and_then(|f| u32::try_from(f).ok()),
             session_nice: None,

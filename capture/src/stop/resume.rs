@@ -3,6 +3,7 @@
 //! Dropping a [`Suspended`] puts everything back and lets the tasks go on.
 
 use crate::inject::{memory, on_main, on_mains};
+use crate::state::limits;
 use crate::state::wait::MOST_WAITERS;
 use crate::stop::stopped::{Process, Suspended};
 use belay_kernel::cut;
@@ -174,6 +175,7 @@ fn put_back(mut processes: Vec<&mut Process>) {
     on_mains(processes.iter_mut().map(|p| &mut **p), libc::SYS_munmap, area);
     for process in processes {
         memory::lock_again(process);
+        limits::lower(process);
         let reader = process.task();
         process.tasks[0].put_back();
         if let Some(gate) = &mut process.gate {

@@ -164,6 +164,8 @@ pub(crate) struct Process {
     pub(crate) area: Option<(u64, u64)>,
     /// What was unlocked to make room for it, to be locked again.
     pub(crate) unlocked: Vec<Locked>,
+    /// Limits that were raised, as they were: resource, soft and hard limit.
+    pub(crate) raised: Vec<(u32, (u64, u64))>,
     /// Whether its attribute PR_SET_CHILD_SUBREAPER must be switched on again.
     pub(crate) subreaper: bool,
     /// How its main thread issues system calls for the agent.
@@ -315,6 +317,7 @@ impl Process {
             tasks,
             area: None,
             unlocked: Vec::new(),
+            raised: Vec::new(),
             subreaper: false,
             gate: None,
             guest: None,
