@@ -483,7 +483,10 @@ impl Task {
                                 format!("it was killed by signal {} during the checkpoint", libc::WTERMSIG(status))
                             }
                             Event::Ended(_) => "it ended during the checkpoint".to_owned(),
-                            other => format!("{other:?} while suspended"),
+                            Event::Signal(signal) => format!(
+                                "it got signal {signal} in the middle of the checkpoint, as from an instruction of its own; take it again"
+                            ),
+                            other => format!("it did something unexpected in the middle of the checkpoint ({other:?})"),
                         },
                     });
                 }
