@@ -16,10 +16,13 @@ use clap::CommandFactory;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a job that cannot be taken yet runs on before it is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long the directory of a job that is just starting is waited for.
+const START: Duration = Duration::from_secs(5);
 
 /// Runs one command; its exit status.
 pub(crate) fn run(command: Command) -> Result<u8, Failure> {
@@ -123,7 +126,9 @@ fn checkpoint(args: &cli::Checkpoint) -> Result<u8, Failure> {
     };
     let begun = own_start();
     let mut result = once();
-    while args.wait && result.as_ref().is_err_and(|f| f.passing) {
+    let since = Instant::now();
+    let passes = |f: &Failure| f.passing || f.exit == Exit::NoJob && since.elapsed() < START;
+    while args.wait && result.as_ref().is_err_and(passes) {
         std::thread::sleep(PAUSE);
         result = once();
     }

@@ -135,6 +135,20 @@ fn what_the_command_leaves_behind_runs_on_and_can_be_checkpointed() {
 }
 
 #[test]
+fn a_job_that_has_not_begun_yet_is_waited_for() {
+    require_helpers();
+    let s = Scratch::new("soon");
+    let mut waiting = s.command(BELAY, &["checkpoint", "--quiet", "--wait"]);
+    let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let mut job = s.launch(&[], "while [ ! -e go ]; do sleep 0.01; done");
+    let o = waiting.wait_with_output().unwrap();
+    s.go();
+    assert!(o.status.success(), "{o:?}");
+    assert!(job.wait().unwrap().success());
+}
+
+#[test]
 fn the_agents_death_harms_nothing_and_keeps_a_second_start_out() {
     let s = Scratch::new("agentdeath");
     let mut job = s.launch(&[], "echo ready; while [ ! -e go ]; do sleep 0.01; done; exit 5");
