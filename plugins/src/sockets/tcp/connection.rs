@@ -46,7 +46,9 @@ pub(super) fn client(
     let mut cleared = false;
     // A socket that was bound to an address of IPv6 speaks that only.
     let unbound = options.speak_both() && local.ip().is_some_and(|ip| ip.is_ipv6() && !ip.is_unspecified());
-    let ways: &[Way] = if unbound {
+    let ways: &[Way] = if local.port() == 0 {
+        &[Way::Anywhere]
+    } else if unbound {
         &[Way::Unbound, Way::Bind, Way::PortRange]
     } else {
         &[Way::Bind, Way::PortRange]
@@ -198,6 +200,8 @@ enum Way {
     PortRange,
     /// The same without an address of its own, if it gets the right one nevertheless.
     Unbound,
+    /// Any port of the address that the route chooses. To bind it first would take the kernel long where many ports are taken.
+    Anywhere,
 }
 
 impl Way {
@@ -207,6 +211,7 @@ impl Way {
                 sock::set(raw, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
                 sock::bind(raw, local)?;
             }
+            Way::Anywhere => {}
             Way::Unbound => only_port(raw, local.port())?,
             Way::PortRange => {
                 only_port(raw, local.port())?;
@@ -218,7 +223,7 @@ impl Way {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             done => done?,
         }
-        if let Way::Bind = self {
+        if let Way::Bind | Way::Anywhere = self {
             return Ok(());
         }
         sock::set(raw, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, &0u32)?;

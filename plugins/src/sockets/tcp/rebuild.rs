@@ -49,6 +49,7 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
     let all: All = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
     let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
     let listening: Vec<&(DescId, TcpState)> = all.iter().filter(|(_, t)| matches!(t.role, Role::Listening(_))).collect();
+    let mut doors = BTreeMap::new();
     for (id, t) in &all {
         if b.has(*id) {
             continue;
@@ -59,7 +60,7 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
                 None => refuse("the image names another end that it does not have"),
             },
             // Restarted without the other nodes, what led there is reset.
-            Role::PeerClosed | Role::Reset | Role::Remote => alone(b, *id, t),
+            Role::PeerClosed | Role::Reset | Role::Remote => alone(b, &mut doors, (*id, t)),
             Role::Unconnected => unconnected(t).and_then(|fd| b.put(*id, fd)),
             // When all have their ports that hold them.
             Role::Listening(_) | Role::Waiting(_) | Role::Connecting | Role::Refused | Role::Failed => Ok(()),
@@ -266,7 +267,8 @@ fn pair(
     let own: Vec<Lent> = listeners(listening, &server.1.local)
         .filter_map(|id| b.lend(id).transpose())
         .collect::<Result<_, _>>()?;
-    let (s, c) = match connect(&own, server.1, client.1, &b.waits()) {
+    let raws: Vec<RawFd> = own.iter().map(Lent::raw).collect();
+    let (s, c) = match connect(&raws, server.1, client.1, &b.waits()) {
         Ok(made) => made,
         Err(e) if b.has(server.0) => return Err(e),
         Err(error) => {
@@ -317,25 +319,11 @@ fn listeners<'a>(listening: &'a [&'a (DescId, TcpState)], local: &'a Addr) -> im
 }
 
 /// Connects the pair through the job's own listening sockets or one made for the moment: (server, client).
-fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>) -> Result<(OwnedFd, OwnedFd), Fault> {
-    let temporary = if own.is_empty() {
-        let moment = Bound {
-            family: server.family,
-            at: server.local.clone(),
-            backlog: Some(backlog::LARGE),
-            options: &server.options,
-        };
-        let claim = Claim {
-            movable: false,
-            alone: true,
-        };
-        listening::bind_all(&[moment], claim, waits)?.pop()
-    } else {
-        None
-    };
+fn connect(own: &[RawFd], server: &TcpState, client: &TcpState, waits: &Waits<'_>) -> Result<(OwnedFd, OwnedFd), Fault> {
+    let temporary = if own.is_empty() { Some(door(server, waits)?) } else { None };
     let raws: Vec<RawFd> = own
         .iter()
-        .map(Lent::raw)
+        .copied()
         .chain(temporary.as_ref().map(AsRawFd::as_raw_fd))
         .collect();
     let to = match &temporary {
@@ -356,15 +344,49 @@ fn connect(own: &[Lent], server: &TcpState, client: &TcpState, waits: &Waits<'_>
     }
 }
 
+/// A socket that listens for the moment where `server` was.
+fn door(server: &TcpState, waits: &Waits<'_>) -> Result<OwnedFd, Fault> {
+    let moment = Bound {
+        family: server.family,
+        at: server.local.clone(),
+        backlog: Some(backlog::LARGE),
+        options: &server.options,
+    };
+    let claim = Claim {
+        movable: false,
+        alone: true,
+    };
+    let mut made = listening::bind_all(&[moment], claim, waits)?;
+    made.pop().map_or_else(|| refuse("no socket was made"), Ok)
+}
+
+/// Sockets by family that listen at ports of their own for connections whose other end is gone, and how many came there.
+type Doors = BTreeMap<i32, (OwnedFd, u32)>;
+
+/// So many connections at most come to one port: each has another port at its other end, and the kernel looks for a free one.
+const VISITS: u32 = 4096;
+
 /// A socket whose other end is gone: a connection on this host whose other end is closed in good order, or reset.
-fn alone(b: &mut Builder<'_>, id: DescId, t: &TcpState) -> Result<(), Fault> {
+fn alone(b: &mut Builder<'_>, doors: &mut Doors, (id, t): (DescId, &TcpState)) -> Result<(), Fault> {
     let any = TcpState {
         local: connection::loopback(t.family),
         peer: None,
         options: t.options.of_any_device(),
         ..t.clone()
     };
-    let (gone, own) = match connect(&[], &any, &any, &b.waits()) {
+    let through = |doors: &mut Doors| {
+        if doors.get(&t.family).is_none_or(|(_, visits)| *visits >= VISITS) {
+            doors.insert(t.family, (door(&any, &b.waits())?, 0));
+        }
+        let Some((door, visits)) = doors.get_mut(&t.family) else {
+            return refuse("no socket was made");
+        };
+        *visits += 1;
+        let local = sock::local(door.as_raw_fd()).at("read an address")?;
+        let server = TcpState { local, ..any.clone() };
+        connect(&[door.as_raw_fd()], &server, &any, &b.waits())
+    };
+    let (gone, own) = match through(doors) {
         Err(Fault::Call { step, source }) if source.kind() == io::ErrorKind::AddrNotAvailable => {
             return refuse(format!("{step}: {source} (is the loopback interface up?)"))
         }
