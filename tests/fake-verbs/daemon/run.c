@@ -174,7 +174,8 @@ static void run(struct qp *q) {
             flush(q);
             return;
         }
-        if (q->attr.qp_state == IBV_QPS_SQD) {
+        // What has begun, and waits for its peer, goes on.
+        if (q->attr.qp_state == IBV_QPS_SQD && q->stall == S_NONE) {
             drained(q);
             break;
         }
