@@ -22,7 +22,7 @@ use crate::names::{both_ends, PortName, QpFact, QpName};
 use crate::path::{collect, mark, takes_receive};
 use crate::real::real;
 use crate::rounds::{Heard, Told};
-use crate::settled::{settled, Need, Peer, Request};
+use crate::settled::{done, done_before_held, settled, Need, Peer, Request};
 use crate::shadow::{ShadowQp, World, WORLD};
 use crate::sizes::{tell_sizes, too_much};
 use belay_abi::control::{Span, MAX_TOLD};
@@ -50,12 +50,18 @@ struct State {
     limit: Duration,
     /// What was told of each connection in the last round, what its peer told before, and since when both are so.
     facts: HashMap<QpName, (QpFact, Option<QpFact>, Instant)>,
+    round: u32,
+    /// Queue pairs that hold back (SQD) and have done all that they had begun, and in which round that was found.
+    drained: HashMap<*const ShadowQp, u32>,
     /// Ports that processes of the job have, or had: a peer at one of them is gone, and no stranger. Kept from one
     /// checkpoint to the next.
     ports: HashSet<PortName>,
     /// What is not at rest, in words.
     why: String,
 }
+
+// SAFETY: its pointers are looked up, and not followed.
+unsafe impl Send for State {}
 
 static STATE: Lock<Option<State>> = Lock::new(None);
 /// Where the agent writes what was wished for.
@@ -169,7 +175,7 @@ pub(crate) fn close(order: u32, round: u32, heard: u64, limit: Duration) -> Answ
     } else if round > 1 && heard.sum(BUSY) == Some(0) {
         state.told = Told::default();
         // SAFETY: nobody else is inside.
-        unsafe { rest(&world, &peers) };
+        unsafe { rest(&world, state, &peers) };
         // The names of the peers are in what was heard.
         drop(peers);
         forget_heard();
@@ -195,6 +201,7 @@ type Peers<'a> = HashMap<&'a [u8], QpFact>;
 
 /// Takes completions for a while. How much is not at rest.
 unsafe fn take(world: &World, state: &mut State, peers: &Peers, round: u32, go_on: &dyn Fn() -> bool) -> u64 {
+    state.round = round;
     let begin = Instant::now();
     let patience = PATIENCE * if round < MANY { 1 } else { 4 };
     // Of a connection that has failed everything is on its way that was pending.
@@ -203,7 +210,7 @@ unsafe fn take(world: &World, state: &mut State, peers: &Peers, round: u32, go_o
     let mut arrived = 0;
     let mut last = begin;
     loop {
-        world.qps.iter().for_each(|q| note_drained(&**q));
+        world.qps.iter().for_each(|q| note_drained(&**q, state));
         let came: usize = world.cqs.iter().map(|c| collect(&**c, &mut (**c).state.lock())).sum();
         arrived += came as u64;
         if came > 0 {
@@ -218,7 +225,7 @@ unsafe fn take(world: &World, state: &mut State, peers: &Peers, round: u32, go_o
         if round == 0 || waiting == 0 && quiet || begin.elapsed() > patience || !go_on() {
             let (changed, open) = (changes(world, peers, state), waiting as u64 + arrived);
             if let Some(q) = world.qps.iter().find(|q| !at_rest(&***q, peers, state)) {
-                state.why = waits(&**q, peers);
+                state.why = waits(&**q, peers, state);
             } else {
                 state.why = "messages go on arriving".into();
             }
@@ -229,8 +236,13 @@ unsafe fn take(world: &World, state: &mut State, peers: &Peers, round: u32, go_o
 }
 
 /// What a queue pair waits for, in words.
-fn waits(q: &ShadowQp, peers: &Peers) -> String {
+fn waits(q: &ShadowQp, peers: &Peers, state: &State) -> String {
     let number = q.number();
+    if q.base.base.state == QPS_SQD && (q.kind() != QPT_RC || is_drained(q, state)) {
+        return format!(
+            "queue pair {number:#x} holds its requests back (SQD), and nothing tells which of them are done: let it send (RTS), or give each request a completion of its own"
+        );
+    }
     let Some((own, fact)) = connected(q) else {
         return format!("queue pair {number:#x} has not sent everything");
     };
@@ -298,7 +310,7 @@ fn peer_of(own: QpName, fact: &QpFact, peers: &Peers) -> Option<QpFact> {
 }
 
 /// The requests of a queue pair that are not known to be done.
-pub(crate) fn pending(q: &ShadowQp) -> impl Iterator<Item = Request> + Clone + '_ {
+fn pending(q: &ShadowQp) -> impl Iterator<Item = Request> + Clone + '_ {
     // SAFETY: nobody posts.
     let log = unsafe { q.send.log.peek() };
     q.send.places().map(|i| log.entry(i)).filter(|e| !e.marker).map(|e| Request {
@@ -318,21 +330,63 @@ fn at_rest(q: &ShadowQp, peers: &Peers, state: &State) -> bool {
     }
     let Some((own, fact)) = connected(q) else { return true };
     let Some(peer) = peer_of(own, &fact, peers) else {
+        if is_drained(q, state) {
+            return done_while_held(q, None).is_some();
+        }
         // What has no completion of its own is done after a while, or the connection has failed.
         let silent = !q.send.places().any(|i| signalled(q, i));
-        return q.send.is_empty() || silent && is_quiet(q, &own, (&fact, None), state) || q.drained.load(Acquire);
+        return q.send.is_empty() || silent && is_quiet(q, &own, (&fact, None), state);
     };
+    if fact.received < peer.acknowledged {
+        return false;
+    }
+    if is_drained(q, state) {
+        return done_while_held(q, Some(peer.received)).is_some();
+    }
     let told = Peer {
         received: peer.received,
         available: peer.available,
     };
     let quiet = is_quiet(q, &own, (&fact, Some(&peer)), state);
-    fact.received >= peer.acknowledged && (settled(pending(q), fact.acknowledged, told, quiet) || q.drained.load(Acquire))
+    settled(pending(q), fact.acknowledged, told, quiet)
+}
+
+/// How many of the pending requests are done, when the peer has received so many messages and the queue pair was at rest.
+/// None: the peer is not connected to it. What it has received is of another connection, or forgotten by a reset.
+///
+/// # Safety
+/// As for [`ShadowQp::is_signalled`].
+pub(crate) unsafe fn done_at_rest(q: &ShadowQp, received: Option<u64>) -> usize {
+    if q.drained.load(Acquire) {
+        return done_while_held(q, received).unwrap_or(0);
+    }
+    let acknowledged = q.acknowledged.load(Acquire);
+    done(pending(q), acknowledged, received.unwrap_or(acknowledged))
+}
+
+/// The same of a drained queue pair. None where it is not certain.
+fn done_while_held(q: &ShadowQp, received: Option<u64>) -> Option<usize> {
+    let places = q.send.places();
+    // Of what it had begun all completions are there.
+    let has_not_begun = |i: &u64| *i >= q.held_from.load(Acquire) || signalled(q, *i);
+    let held = places.clone().find(has_not_begun).unwrap_or(places.end);
+    // None of these is a marker, which has a completion.
+    let begun = pending(q).take((held - places.start) as usize);
+    match received {
+        Some(received) => done_before_held(begun, q.acknowledged.load(Acquire), received),
+        None => (held == places.start).then_some(0),
+    }
+}
+
+/// Whether it was drained in an earlier round: what it has sent has been told by its peer since.
+fn is_drained(q: &ShadowQp, state: &State) -> bool {
+    let since = state.drained.get(&std::ptr::from_ref(q));
+    since.is_some_and(|since| *since < state.round)
 }
 
 /// Notes whether it begins to send nothing more, as the program has told it, and has sent what it had begun: the
 /// completions of that are there then.
-fn note_drained(q: &ShadowQp) {
+fn note_drained(q: &ShadowQp, state: &mut State) {
     // SAFETY: numbers; the provider's queue pair lives as long as its shadow.
     let is_drained = q.base.base.state == QPS_SQD
         && unsafe {
@@ -340,7 +394,11 @@ fn note_drained(q: &ShadowQp) {
             let error = (real().ibv_query_qp)(q.real, &mut attr, QP_STATE, &mut init);
             error == 0 && attr.qp_state == QPS_SQD && attr.sq_draining == 0
         };
-    q.drained.store(is_drained, Release);
+    if is_drained {
+        state.drained.entry(q).or_insert(state.round);
+    } else {
+        state.drained.remove(&std::ptr::from_ref(q));
+    }
 }
 
 /// Whether the request in this place has a completion of its own.
@@ -421,14 +479,16 @@ fn tell_all(world: &World, state: &State, busy: u64) -> Told {
 }
 
 /// The last that is done with the provider before the checkpoint.
-unsafe fn rest(world: &World, peers: &Peers) {
+unsafe fn rest(world: &World, state: &State, peers: &Peers) {
     for q in &world.qps {
         let (mut attr, mut init) = (QpAttr::default(), std::mem::zeroed());
         let q = &**q;
         let known = (real().ibv_query_qp)(q.real, &mut attr, QP_STATE, &mut init) == 0;
         let half_open = connected(q).is_some_and(|(own, fact)| peer_of(own, &fact, peers).is_none());
         q.half_open.store(half_open, Release);
-        if q.broken.load(Acquire) || half_open {
+        let held = connected(q).is_some() && is_drained(q, state);
+        q.drained.store(held, Release);
+        if q.broken.load(Acquire) || half_open && !held {
             // What is left has completed: which it was could not be told by its number, or nothing says so.
             q.send.clear();
         }

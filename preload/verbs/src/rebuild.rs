@@ -14,14 +14,13 @@ use crate::api::{
     roomy, save_events, SPARE,
 };
 use crate::control::Answer;
-use crate::drain::{self, hear, pending, tell};
+use crate::drain::{self, done_at_rest, hear, tell};
 use crate::gate;
 use crate::made_up::{complete, flush_receives};
 use crate::names::{both_ends, context_of, port_of, NameFact, Port, PortName, QpName};
 use crate::path::{give, repost, repost_shared, takes_receive};
 use crate::real::real;
 use crate::rounds::{Heard, Told};
-use crate::settled::done;
 use crate::shadow::{ShadowContext, ShadowPd, ShadowQp, Table, World, WORLD};
 use crate::sizes::{are_few_keys, is_open, tell_keys};
 use crate::translate::{self, adopt, tables, Keys, Places, Tables};
@@ -484,10 +483,6 @@ unsafe fn ready_all(world: &World, heard: Heard) -> Made {
 unsafe fn go_on(world: &World) -> Made {
     for q in world.qps.iter().map(|q| &**q) {
         resend(q)?;
-        if q.rested.load(Acquire) == QPS_SQD {
-            let asked = q.shown.lock().to_sqd;
-            to(q, QPS_SQD, asked)?;
-        }
     }
     world.contexts.iter().for_each(|c| save_events(&**c));
     for cq in &world.cqs {
@@ -517,15 +512,14 @@ unsafe fn resend(q: &ShadowQp) -> Made {
         flush(q);
         return Ok(());
     };
-    // What a peer that was not connected to it has received is of another connection, or forgotten by a reset.
-    let received = if q.half_open.load(Acquire) { acknowledged } else { received };
-    if received < acknowledged {
+    let connected = !q.half_open.load(Acquire);
+    if connected && received < acknowledged {
         return Err(format!(
             "queue pair {:#x}: {acknowledged} messages are acknowledged, and {received} received",
             q.number()
         ));
     }
-    let mut left = done(pending(q), acknowledged, received);
+    let mut left = done_at_rest(q, connected.then_some(received));
     let log = q.send.log.lock();
     let Range {
         start: mut head,
@@ -547,10 +541,21 @@ unsafe fn resend(q: &ShadowQp) -> Made {
     }
     q.acknowledged.store(acknowledged + consumed, Release);
     q.send.retire(head, marker);
-    if rested == QPS_RTS || rested == QPS_SQD {
-        // A marker that was on its way would be posted again without use, but in its place.
-        let (_, error) = give(q, &log, head, tail);
-        check("requests", error)?;
+    // A marker that was on its way would be posted again without use, but in its place.
+    let give = |from, to| check("requests", give(q, &log, from, to).1);
+    if rested == QPS_RTS {
+        return give(head, tail);
+    }
+    if rested == QPS_SQD {
+        let held = match q.drained.load(Acquire) {
+            true => head,
+            false => q.held_from.load(Acquire).clamp(head, tail),
+        };
+        give(head, held)?;
+        let asked = q.shown.lock().to_sqd;
+        to(q, QPS_SQD, asked)?;
+        q.held_from.store(held, Release);
+        give(held, tail)?;
     }
     Ok(())
 }

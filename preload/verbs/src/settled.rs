@@ -5,6 +5,9 @@
 //! completes, if it is to have a completion: that is waited for. Otherwise it is waited until nothing has changed for
 //! longer than the adapter tries to send again what was lost. After a restart everything is done that is before the first
 //! request which the peer has not received, and all from there is posted again.
+//!
+//! A queue pair that holds its requests back (SQD) and is drained has done all that it has begun. There no time tells what
+//! is done; but what is to have a completion, and has none, has not begun, nor has what was posted since it holds back.
 
 /// What a request needs at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,6 +84,24 @@ pub(crate) fn done(pending: impl Iterator<Item = Request>, acknowledged: u64, re
         !takes || count <= received
     };
     pending.take_while(is_done).count()
+}
+
+/// How many of the requests are done in front of those that a drained queue pair certainly has not begun, when the peer has
+/// received so many messages. None where that is not certain: each is to be executed once.
+pub(crate) fn done_before_held(begun: impl Iterator<Item = Request>, acknowledged: u64, received: u64) -> Option<usize> {
+    let (mut count, mut done, mut at) = (acknowledged, 0, 0);
+    for request in begun {
+        at += 1;
+        if request.need == Need::Receive {
+            count += 1;
+            if count > received {
+                at -= 1;
+                break;
+            }
+            done = at;
+        }
+    }
+    (done == at).then_some(done)
 }
 
 #[cfg(test)]
@@ -199,6 +220,36 @@ mod tests {
             }
         }
         assert!(checked > 500, "{checked}");
+    }
+
+    /// Every drained queue pair with up to four requests, of which any number has begun: where it is certain what is done,
+    /// that is what has begun.
+    #[test]
+    fn what_is_held_back_is_not_done() {
+        let kinds = [Receive, Nothing, Answer].map(|need| [false, true].map(|signalled| Request { need, signalled }));
+        let kinds = kinds.as_flattened();
+        let mut certain = 0;
+        for n in 0..5u32 {
+            for code in 0..kinds.len().pow(n) {
+                let requests: Vec<Request> = (0..n).map(|i| kinds[code / kinds.len().pow(i) % kinds.len()]).collect();
+                for begun in 0..=requests.len() {
+                    // What has completed is not pending, with all before it.
+                    let first = requests[..begun].iter().rposition(|r| r.signalled).map_or(0, |last| last + 1);
+                    let received = requests[first..begun].iter().filter(|r| r.need == Receive).count() as u64;
+                    for held in begun..=requests.len() {
+                        let known = requests[first..held].iter().position(|r| r.signalled);
+                        let pending = requests[first..first + known.unwrap_or(held - first)].iter();
+                        if let Some(done) = done_before_held(pending.copied(), 7, 7 + received) {
+                            assert_eq!(first + done, begun, "{requests:?} {held}");
+                            certain += 1;
+                        } else {
+                            assert!(requests[first..held].iter().any(|r| !r.signalled && r.need != Receive));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(certain > 500, "{certain}");
     }
 
     fn check(first: Link) -> u32 {

@@ -404,6 +404,10 @@ fn main() {
         ("verbs_back", "interrupted", 1),
         ("verbs_back", "silent", 2),
         ("verbs_back", "keyed", 1),
+        ("verbs_held", "kinds", 8),
+        ("verbs_held", "behind", 2),
+        ("verbs_held", "astray", 1),
+        ("verbs_held", "asked", 1),
     ] {
         target.by_user(
             check,
@@ -411,6 +415,8 @@ fn main() {
             move |place, user, _| checks::restarts(place, user, [program, check], times),
         );
     }
+    target.by_user("counted", |_| true, checks::counted);
+    target.by_user("unknown", |_| true, checks::unknown);
     target.by_user("moderated", |_| true, checks::moderated);
     target.by_user("failed", |_| true, checks::failed);
     target.by_user("nowhere", |_| true, checks::nowhere);

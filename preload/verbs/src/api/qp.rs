@@ -278,14 +278,23 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     if mends {
         collect_both(q);
     }
-    if mask & QP_STATE != 0 && own.qp_state == QPS_SQD {
+    let holds = mask & QP_STATE != 0 && own.qp_state == QPS_SQD && (*qp).state != QPS_SQD;
+    let asked = q.shown.lock().to_sqd;
+    if holds {
         // The event may come before this returns.
         q.shown.lock().to_sqd = mask & QP_EN_SQD_ASYNC_NOTIFY;
     }
     let error = (real().ibv_modify_qp)(q.real, &mut own, mask);
     (*qp).state = (*q.real).state;
     if error != 0 {
+        if holds {
+            q.shown.lock().to_sqd = asked;
+        }
         return error;
+    }
+    if holds {
+        // What others post meanwhile may have begun.
+        q.held_from.store(q.send.ends(), Release);
     }
     let mut shown = q.shown.lock();
     note(&mut shown, &*attr, mask);

@@ -66,7 +66,9 @@ pub(crate) struct ShadowQp {
     pub(crate) received: AtomicU64,
     /// A request has failed since it was reset: of those whose numbers are the same it is not known which are done.
     pub(crate) broken: AtomicBool,
-    /// At rest: what it has not begun to send waits until the program lets it (SQD).
+    /// What is posted from this place on was posted when it held back already (SQD).
+    pub(crate) held_from: AtomicU64,
+    /// When it came to rest it had done all that it had begun, and held the rest back (SQD).
     pub(crate) drained: AtomicBool,
     /// It is brought into error in order to be reset or destroyed: the program is not told of that.
     pub(crate) leaving: AtomicBool,
@@ -110,6 +112,7 @@ impl ShadowQp {
             acknowledged: AtomicU64::new(0),
             received: AtomicU64::new(0),
             broken: AtomicBool::new(false),
+            held_from: AtomicU64::new(0),
             drained: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             async_events: 0,

@@ -131,6 +131,30 @@ pub(super) fn goes_on_and_comes_back(place: &Place, user: User, check: &str) -> 
     then_comes_back(&mut fabric, &mut job)
 }
 
+/// A queue pair that holds back what its peer, which is not connected yet, is to have later.
+pub(super) fn counted(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, ["verbs_held", "counted"], &[])?;
+    is_ready(&mut job)?;
+    job.checkpoint()?;
+    then_comes_back(&mut fabric, &mut job)
+}
+
+/// A checkpoint is put off by name where nothing tells what a queue pair that holds back has sent.
+pub(super) fn unknown(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (_fabric, mut job) = checking(place, user, ["verbs_held", "unknown"], &[])?;
+    is_ready(&mut job)?;
+    let o = job.checkpoint_raw(&[])?;
+    let said = text(&o);
+    want(
+        o.status.code() == Some(80) && said.contains("holds its requests back"),
+        || format!("{}: {said}", show(o.status)),
+    )?;
+    done(&mut job)?;
+    job.progress(LIMIT)?;
+    job.checkpoint()?;
+    job.verdict(false, LIMIT)
+}
+
 /// A program with checks, killed and restarted where it is ready for that.
 pub(super) fn restarts(place: &Place, user: User, check: [&str; 2], times: u32) -> Result<(), Failure> {
     let (mut fabric, mut job) = checking(place, user, check, &[])?;
