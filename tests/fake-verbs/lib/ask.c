@@ -76,8 +76,7 @@ void *fv_share(size_t bytes, int *fd) {
 
 // Tells the daemon of new work in a queue. Whoever finds a bell still rung need not ring it again: the daemon has yet
 // to look.
-void fv_ring(struct fv_ctx *c, uint32_t handle, struct fv_queue *q) {
-    if (atomic_exchange(&q->belled, 1)) return;
+static void ring_bell(struct fv_ctx *c, uint32_t handle) {
     pthread_mutex_lock(&c->ringing);
     uint32_t t = atomic_load_explicit(&c->bells->tail, memory_order_relaxed);
     c->bells->ring[t % FV_BELLS] = handle;
@@ -87,6 +86,16 @@ void fv_ring(struct fv_ctx *c, uint32_t handle, struct fv_queue *q) {
     ssize_t r;
     do r = send(c->verbs.context.cmd_fd, "", 1, MSG_NOSIGNAL);
     while (r < 0 && errno == EINTR);
+}
+
+void fv_ring(struct fv_ctx *c, uint32_t handle, struct fv_queue *q) {
+    int cancelled;
+    if (atomic_exchange(&q->belled, 1)) return;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
+    ring_bell(c, handle);
+    pthread_setcancelstate(cancelled, NULL);
+    // As with providers that write to the kernel, a thread that was told to end may do so here.
+    pthread_testcancel();
 }
 
 // Puts an object where events find it.
