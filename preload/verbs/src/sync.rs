@@ -90,16 +90,19 @@ type Destructor = unsafe extern "C" fn(*mut libc::c_void);
 /// # Safety
 /// `then` may be called with `what` at any later time. It is the same function each time.
 pub(crate) unsafe fn at_end_of_thread(then: Destructor, what: *const libc::c_void) {
-    static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
-    let key = *KEY.get_or_init(|| {
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+    let key = KEY.get_or_init(|| {
         let mut key = 0;
         // SAFETY: a key of our own, and a handler that is there as long as the library.
-        unsafe {
-            libc::pthread_key_create(&mut key, Some(then));
+        let error = unsafe {
             libc::pthread_atfork(None, None, Some(crate::control::after_fork));
-        }
-        key
+            libc::pthread_key_create(&mut key, Some(then))
+        };
+        // The program may have all keys that there are.
+        (error == 0).then_some(key)
     });
-    // SAFETY: a key that was made.
-    unsafe { libc::pthread_setspecific(key, what) };
+    if let Some(key) = key {
+        // SAFETY: a key that was made.
+        unsafe { libc::pthread_setspecific(*key, what) };
+    }
 }
