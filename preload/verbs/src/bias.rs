@@ -9,11 +9,13 @@
 //! Who shuts the gate strikes all owners off in the same way ([`Biased::strike`]). Struck off, they go in as everybody
 //! does, and are owners again when they find the gate open.
 //!
+//! Who waits for a thread to come out looks whether it is gone: a thread that ends in the provider leaves its flag as it was.
+//!
 //! Why at most one thread is in, and none while the gate is shut: README.md.
 
-use crate::gate::{self, Inside, Slot};
+use crate::gate::{self, is_gone, own_name, Inside, Slot};
 use crate::lock::spin;
-use crate::sync::{compiler_fence, everybody_passes, own_slot, yield_now, AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{compiler_fence, everybody_passes, own_slot, yield_now, AtomicUsize, Ordering};
 use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
 use std::ptr::null;
@@ -27,15 +29,19 @@ const STRUCK: usize = 8;
 
 const _: () = assert!(std::mem::align_of::<Slot>() > NUMBER | STRUCK);
 
+/// In the flag of an owner.
+const BUSY: usize = 1;
+
 /// Guards a value.
 pub(crate) struct Biased<T> {
-    /// The owner's slot, its number, and whether it is struck off. Changed by whoever has `held`.
+    /// The owner's name, its number, and whether it is struck off. Changed by whoever has `held`.
     owner: AtomicUsize,
-    /// Of each owner: whether it is in. Written by that one.
-    busy: [AtomicBool; OWNERS],
-    held: AtomicBool,
+    /// Of each owner: whether it is in. Written by that one, and by whoever has `held` when it is gone.
+    busy: [AtomicUsize; OWNERS],
+    /// The name of whoever has it.
+    held: AtomicUsize,
     /// The flag of whoever keeps the lock.
-    kept: UnsafeCell<*const AtomicBool>,
+    kept: UnsafeCell<*const AtomicUsize>,
     value: UnsafeCell<T>,
 }
 
@@ -55,7 +61,7 @@ impl<T> Biased<T> {
         Biased {
             owner: AtomicUsize::new(STRUCK),
             busy: Default::default(),
-            held: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
             kept: UnsafeCell::new(null()),
             value: UnsafeCell::new(value),
         }
@@ -82,30 +88,31 @@ impl<T> Biased<T> {
         self.as_owner().unwrap_or_else(|| self.take())
     }
 
+    /// Takes the lock as its owner, also outside the gate.
     #[inline]
-    fn as_owner(&self) -> Option<Held<'_, T>> {
+    pub(crate) fn as_owner(&self) -> Option<Held<'_, T>> {
         let owner = self.owner.load(Ordering::Relaxed);
         // A thread without a slot is nobody's owner: where there is none, the word is STRUCK at least.
-        if owner & !NUMBER != own_slot::<Slot>() as usize {
+        if owner & !NUMBER != own_slot::<Slot>().addr() {
             return None;
         }
         let flag = self.flag(owner & NUMBER);
         // Busy already: a handler of a signal has interrupted it, and waits, as it does for any lock.
-        if flag.load(Ordering::Relaxed) {
+        if flag.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        flag.store(true, Ordering::Relaxed);
+        flag.store(BUSY, Ordering::Relaxed);
         // Whoever strikes this thread off makes it pass a barrier.
         compiler_fence(Ordering::SeqCst);
         if self.owner.load(Ordering::Acquire) == owner {
             return Some(Held { lock: self, flag });
         }
-        flag.store(false, Ordering::Release);
+        flag.store(0, Ordering::Release);
         None
     }
 
     #[inline]
-    fn flag(&self, number: usize) -> &AtomicBool {
+    fn flag(&self, number: usize) -> &AtomicUsize {
         &self.busy[number % OWNERS]
     }
 
@@ -123,14 +130,15 @@ impl<T> Biased<T> {
         }
         let word = self.owner.load(Ordering::Relaxed);
         let (owner, mut number) = (word & !(NUMBER | STRUCK), word & NUMBER);
-        let own = std::ptr::from_ref(gate::slot()) as usize;
+        let own = own_name();
         self.owner.store(word | STRUCK, Ordering::SeqCst);
-        if owner != 0 {
+        if owner != 0 && !self.bury(word) {
             if owner != own {
                 everybody_passes();
             }
-            spin(|| !self.flag(number).load(Ordering::Acquire));
-            if owner != own {
+            spin(|| self.flag(number).load(Ordering::Acquire) == 0 || is_gone(owner));
+            // The number of one that is gone can be given again.
+            if owner != own && !self.bury(word) {
                 number += 1;
                 self.owner.store(STRUCK | number, Ordering::Relaxed);
             }
@@ -139,16 +147,38 @@ impl<T> Biased<T> {
             return everybody;
         }
         let flag = self.flag(number);
-        flag.store(true, Ordering::Relaxed);
+        flag.store(BUSY, Ordering::Relaxed);
         self.owner.store(own | number, Ordering::Release);
         // Given back.
         drop(everybody);
         Held { lock: self, flag }
     }
 
+    /// Takes `held`, if nobody has it who lives.
     fn try_held(&self) -> bool {
-        let take = || self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
-        !self.held.load(Ordering::Relaxed) && take().is_ok()
+        // Acquire, also where it is not taken: who finds a name looks into the slot.
+        let by = self.held.load(Ordering::Acquire);
+        let take = || {
+            self.held
+                .compare_exchange(by, own_name(), Ordering::AcqRel, Ordering::Relaxed)
+        };
+        (by == 0 || is_gone(by)) && take().is_ok()
+    }
+
+    /// Whether a thread had it that is gone.
+    fn is_left(&self) -> bool {
+        let [owner, by] = [&self.owner, &self.held].map(|w| w.load(Ordering::Acquire) & !(NUMBER | STRUCK));
+        [owner, by].into_iter().any(|name| name != 0 && is_gone(name))
+    }
+
+    /// Clears the flag of an owner that is gone, for whoever has `held`. Whether it is.
+    fn bury(&self, word: usize) -> bool {
+        let owner = word & !(NUMBER | STRUCK);
+        let gone = owner != 0 && is_gone(owner);
+        if gone {
+            self.flag(word & NUMBER).store(0, Ordering::Relaxed);
+        }
+        gone
     }
 
     /// The value, for whoever has taken the lock and kept it: it is given back when this is dropped.
@@ -177,7 +207,7 @@ impl<T> Biased<T> {
 pub(crate) trait Struck {
     /// Strikes the owner off. None while somebody else has the lock; whether there was one that was not struck off.
     fn strike(&self) -> Option<bool>;
-    /// Nobody has it, and nobody is about to find out that it is not the owner any more.
+    /// Nobody has it, and nobody is about to find out that it is not the owner any more; after it was struck off.
     fn is_free(&self) -> bool;
 }
 
@@ -188,13 +218,19 @@ impl<T> Struck for Biased<T> {
         }
         let word = self.owner.load(Ordering::Relaxed);
         self.owner.store(word | STRUCK, Ordering::SeqCst);
-        self.held.store(false, Ordering::Release);
+        self.bury(word);
+        self.held.store(0, Ordering::Release);
         Some(word & STRUCK == 0)
     }
 
     fn is_free(&self) -> bool {
         let flags = self.busy.iter().chain([&self.held]);
-        flags.into_iter().all(|f| !f.load(Ordering::Acquire))
+        let free = flags.into_iter().all(|f| f.load(Ordering::Acquire) == 0);
+        if !free && self.is_left() {
+            // Since it was struck off.
+            self.strike();
+        }
+        free
     }
 }
 
@@ -224,7 +260,7 @@ pub(crate) fn strike_all<'a, L: Iterator<Item = &'a dyn Struck>>(locks: impl Fn(
 pub(crate) struct Held<'a, T> {
     lock: &'a Biased<T>,
     /// What says that it is.
-    flag: &'a AtomicBool,
+    flag: &'a AtomicUsize,
 }
 
 impl<T> Held<'_, T> {
@@ -257,7 +293,7 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.flag.store(false, Ordering::Release);
+        self.flag.store(0, Ordering::Release);
     }
 }
 

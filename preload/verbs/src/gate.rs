@@ -6,13 +6,17 @@
 //! let in once more, also when the gate is shut: a program may post between `ibv_start_poll` and `ibv_end_poll`, and a
 //! signal handler of its may do so anywhere.
 //!
+//! A thread that is told to end (`pthread_cancel`) may do so in the provider, wherever that writes to the kernel: nothing of
+//! this library comes to its end then, but its slot is given back. So each thread has a name, which nobody has after it, and
+//! who waits for a thread looks whether it is gone ([`is_gone`]).
+//!
 //! libibverbs and its providers call exported functions of libibverbs, which lead here: such a call has no shadows in
 //! its arguments, and goes on to the real function ([`nested`]). One with shadows is the program's, which the provider
 //! has called back: its allocator may register the memory that it gives.
 
 use crate::sync::{
-    at_end_of_thread, compiler_fence, everybody_passes, fence, of_threads, own_slot, register, set_own_slot, sleep, sleep_shortly,
-    statics, wake, AtomicBool, AtomicPtr, AtomicU32, Ordering,
+    at_end_of_thread, compiler_fence, constant, everybody_passes, fence, of_threads, own_slot, register, set_own_slot, sleep,
+    sleep_shortly, statics, wake, AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering,
 };
 use belay_abi::control::{is_held, DIED};
 use libc::c_int;
@@ -26,16 +30,54 @@ pub(crate) struct Slot {
     inside: AtomicU32,
     /// By a thread that lives.
     used: AtomicBool,
+    /// Threads that have had it and are gone, in units of [`THREAD`].
+    gone: AtomicUsize,
     next: AtomicPtr<Slot>,
+}
+
+/// A thread's name is the address of its slot, which has fewer bits than this, and how many threads had that before.
+const THREAD: usize = 1 << 48;
+const ADDRESS: usize = THREAD - 1;
+/// So many have had a slot that nobody gets it any more.
+const ALL: usize = !ADDRESS;
+
+impl Slot {
+    constant! {
+        fn new() -> Self {
+            Slot {
+                inside: AtomicU32::new(0),
+                used: AtomicBool::new(true),
+                gone: AtomicUsize::new(0),
+                next: AtomicPtr::new(null_mut()),
+            }
+        }
+    }
+
+    /// The name of its thread.
+    fn named(&self) -> *const Slot {
+        std::ptr::from_ref(self).map_addr(|a| a | self.gone.load(Ordering::Relaxed))
+    }
+
+    /// Its thread is gone, and in nothing any more: what it has done is seen by who finds that out.
+    fn leave(&self) {
+        let gone = self.gone.load(Ordering::Relaxed);
+        if gone == ALL {
+            return;
+        }
+        self.gone.store(gone + THREAD, Ordering::Release);
+        if self.inside.load(Ordering::Relaxed) != 0 {
+            self.inside.store(0, Ordering::Release);
+            wake(&self.inside);
+        }
+        if gone + THREAD != ALL {
+            self.used.store(false, Ordering::Release);
+        }
+    }
 }
 
 statics! {
     /// Of the library's own thread, which never goes in: it acts while nobody is inside.
-    static KEEPER: Slot = Slot {
-        inside: AtomicU32::new(0),
-        used: AtomicBool::new(true),
-        next: AtomicPtr::new(null_mut()),
-    };
+    static KEEPER: Slot = Slot::new();
     /// All slots there ever were; those of threads that have ended are used again.
     static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
     /// While the gate is shut, the order that has shut it, perhaps with [`LOOKING`].
@@ -172,14 +214,27 @@ pub(crate) fn slot() -> &'static Slot {
         return first_time();
     }
     // SAFETY: slots are never freed.
-    unsafe { &*slot }
+    unsafe { &*slot.map_addr(|a| a & ADDRESS) }
+}
+
+/// The calling thread's name.
+pub(crate) fn own_name() -> usize {
+    slot();
+    own_slot::<Slot>().addr()
+}
+
+/// Whether the thread of this name is gone.
+pub(crate) fn is_gone(name: usize) -> bool {
+    let slot = std::ptr::with_exposed_provenance::<Slot>(name & ADDRESS);
+    // SAFETY: of a thread that has had a slot, and slots are never freed.
+    unsafe { (*slot).gone.load(Ordering::Acquire) != name & !ADDRESS }
 }
 
 /// Gives the calling thread a slot, which it gives back when it ends.
 #[cold]
 fn first_time() -> &'static Slot {
     let slot = free_slot().unwrap_or_else(new_slot);
-    set_own_slot(slot);
+    set_own_slot(slot.named());
     // SAFETY: a slot is never freed.
     unsafe { at_end_of_thread(give_back, std::ptr::from_ref(slot).cast()) };
     slot
@@ -188,7 +243,7 @@ fn first_time() -> &'static Slot {
 pub(crate) unsafe extern "C" fn give_back(slot: *mut libc::c_void) {
     set_own_slot::<Slot>(null());
     // SAFETY: what first_time has stored.
-    unsafe { &*slot.cast::<Slot>() }.used.store(false, Ordering::Release);
+    unsafe { &*slot.cast::<Slot>() }.leave();
 }
 
 fn slots() -> impl Iterator<Item = &'static Slot> {
@@ -204,11 +259,8 @@ fn free_slot() -> Option<&'static Slot> {
 }
 
 fn new_slot() -> &'static Slot {
-    let slot: &'static Slot = Box::leak(Box::new(Slot {
-        inside: AtomicU32::new(0),
-        used: AtomicBool::new(true),
-        next: AtomicPtr::new(null_mut()),
-    }));
+    let slot: &'static Slot = Box::leak(Box::new(Slot::new()));
+    std::ptr::from_ref(slot).expose_provenance();
     let mut first = SLOTS.load(Ordering::Acquire);
     loop {
         slot.next.store(first, Ordering::Relaxed);
@@ -238,6 +290,7 @@ fn wait_outside(slot: &Slot) {
 pub(crate) fn always_nested() {
     DEPTH.with(|d| d.set(1));
     set_own_slot(keeper());
+    std::ptr::from_ref(keeper()).expose_provenance();
 }
 
 fn keeper() -> &'static Slot {
@@ -305,15 +358,10 @@ pub(crate) fn await_empty(go_on: impl Fn() -> bool) -> bool {
     true
 }
 
-/// In the child of a fork, whose only thread this is: nobody else is inside, and no order has shut the gate.
+/// In the child of a fork, whose only thread this is: all others are gone, and no order has shut the gate.
 pub(crate) fn after_fork() {
-    let own = own_slot::<Slot>();
-    for slot in slots() {
-        if !std::ptr::eq(slot, own) {
-            slot.inside.store(0, Ordering::SeqCst);
-            slot.used.store(false, Ordering::SeqCst);
-        }
-    }
+    let own = own_slot::<Slot>().map_addr(|a| a & ADDRESS);
+    slots().filter(|slot| !std::ptr::eq(*slot, own)).for_each(Slot::leave);
     SHUT.store(0, Ordering::SeqCst);
 }
 

@@ -391,10 +391,20 @@ fn main() {
     target.by_user("many", |_| true, checks::many);
     target.by_user("marked", |_| true, checks::marked);
     target.by_user("locked", |_| true, checks::locked);
-    target.by_user("unread", |_| true, |p, u, _| checks::goes_on_and_comes_back(p, u, "unread"));
     target.by_user("late", |_| true, checks::late);
-    target.by_user("left", |_| true, |p, u, _| checks::goes_on_and_comes_back(p, u, "left"));
-    target.by_user("alone", |_| true, |p, u, _| checks::goes_on_and_comes_back(p, u, "alone"));
+    for (program, check) in [
+        ("verbs_after", "unread"),
+        ("verbs_after", "left"),
+        ("verbs_after", "alone"),
+        ("verbs_held", "counted"),
+        ("verbs_back", "ended"),
+    ] {
+        target.by_user(
+            check,
+            |_| true,
+            move |place, user, _| checks::goes_on_and_comes_back(place, user, [program, check]),
+        );
+    }
     for (program, check, times) in [
         ("verbs_after", "recycled", 2),
         ("verbs_after", "early", 1),
@@ -415,7 +425,6 @@ fn main() {
             move |place, user, _| checks::restarts(place, user, [program, check], times),
         );
     }
-    target.by_user("counted", |_| true, checks::counted);
     target.by_user("unknown", |_| true, checks::unknown);
     target.by_user("moderated", |_| true, checks::moderated);
     target.by_user("failed", |_| true, checks::failed);

@@ -349,8 +349,8 @@ static void failed(void) {
 }
 
 // One after the other, all or none.
-static int post_all(const struct target *to, int count) {
-    struct ibv_qp_ex *q = V(ibv_qp_to_qp_ex(a.qp));
+static int post_all(struct end *e, const struct target *to, int count) {
+    struct ibv_qp_ex *q = V(ibv_qp_to_qp_ex(e->qp));
     ibv_wr_start(q);
     for (int i = 0; i < count; i++) {
         q->wr_id = (uint64_t)i;
@@ -391,13 +391,13 @@ static void nowhere(void) {
     // It is not looked for each time.
     await_harness();
     for (uint64_t i = 0; i < 3; i++) Z(give(&c, i, 64));
-    Z(post_all(all, 3));
+    Z(post_all(&a, all, 3));
     for (uint64_t i = 0; i < 3; i++) expect(&a, i, IBV_WC_SUCCESS);
     for (uint64_t i = 0; i < 2; i++) expect(&c, i, IBV_WC_SUCCESS);
     // Nobody is found.
     fault("no_ah=3");
     struct target later = target_at(&c, 0), some[] = {lives, later};
-    CHECK(post_all(some, 2));
+    CHECK(post_all(&a, some, 2));
     CHECK(post_to(&later, 1));
     nothing(&a);
     nothing(&c);
@@ -422,6 +422,76 @@ static void nowhere(void) {
     works();
 }
 
+static struct end c;
+static struct ibv_cq_ex *polled;
+static struct target to_c;
+enum ending { POSTING, RECEIVING, BUILDING, POLLING };
+
+static void *ends(void *how) {
+    struct ibv_poll_cq_attr none = {0};
+    struct ibv_qp_ex *q = ibv_qp_to_qp_ex(c.qp);
+    switch ((enum ending)(intptr_t)how) {
+    case POSTING:
+        Z(pthread_cancel(pthread_self()));
+        do_post(&a, IBV_WR_RDMA_WRITE, 5, 8);
+        break;
+    case RECEIVING:
+        Z(pthread_cancel(pthread_self()));
+        Z(give(&b, 6, 64));
+        break;
+    case BUILDING:
+        ibv_wr_start(q);
+        ibv_wr_send(q);
+        return PTHREAD_CANCELED;
+    case POLLING:
+        Z(post_all(&c, &to_c, 1));
+        while (ibv_start_poll(polled, &none)) sched_yield();
+        return PTHREAD_CANCELED;
+    }
+    return NULL;
+}
+
+static void end_while(enum ending how) {
+    pthread_t t;
+    void *ended;
+    Z(pthread_create(&t, NULL, ends, (void *)(intptr_t)how));
+    Z(pthread_join(t, &ended));
+    CHECK(ended == PTHREAD_CANCELED);
+}
+
+// A thread ends while it posts, where the provider says so to the kernel, or between two calls that belong together. What it
+// was at goes on with the next one.
+static void ended(void) {
+    struct ibv_poll_cq_attr none = {0};
+    make_both();
+    c = a;
+    polled = V(ibv_create_cq_ex(a.port.context, &(struct ibv_cq_init_attr_ex){.cqe = 64}));
+    c.cq = ibv_cq_ex_to_cq(polled);
+    make_qp(&c);
+    make_datagrams(&c);
+    struct ibv_ah_attr attr = ah_attr_to(&a.port, &(struct address){.lid = a.port.attr.lid});
+    to_c = (struct target){V(ibv_create_ah(a.port.pd, &attr)), c.qp->qp_num};
+    // A checkpoint, and a restart.
+    for (int i = 0; i < 2; i++) {
+        nap_us(20000);
+        end_while(POSTING);
+        expect(&a, 5, IBV_WC_SUCCESS);
+        nap_us(20000);
+        end_while(RECEIVING);
+        end_while(BUILDING);
+        end_while(POLLING);
+        await_harness();
+        do_post(&a, IBV_WR_SEND, 7, 8);
+        expect(&a, 7, IBV_WC_SUCCESS);
+        expect(&b, 6, IBV_WC_SUCCESS);
+        Z(post_all(&c, &to_c, 1));
+        while (ibv_start_poll(polled, &none)) sched_yield();
+        EQ(polled->status, IBV_WC_SUCCESS);
+        ibv_end_poll(polled);
+    }
+    works();
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -437,6 +507,7 @@ static const struct {
     {"moderated", moderated},
     {"nowhere", nowhere},
     {"failed", failed},
+    {"ended", ended},
 };
 
 int main(int argc, char **argv) {

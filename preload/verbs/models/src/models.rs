@@ -197,6 +197,33 @@ pub fn lock_changes_hands(how: How, turns: &'static [usize]) {
     });
 }
 
+/// A thread ends that has a lock, as its owner or (without the kernel's barrier) as anybody, and is inside the gate. Meanwhile
+/// another takes the lock; or the gate is shut and opened.
+pub fn holder_ends(how: How, is_shut: bool) {
+    model(how, 1, move |things| {
+        control::give(ORDER);
+        let lock = Arc::new(Biased::new(things[0].clone()));
+        let (ending, other) = (lock.clone(), lock.clone());
+        let ending = spawn(move || {
+            ending.enter(|thing| thing.change());
+            let thing = ending.as_owner().unwrap_or_else(|| {
+                std::mem::forget(gate::Inside::enter());
+                ending.lock()
+            });
+            thing.change();
+            std::mem::forget(thing);
+        });
+        let other = spawn(move || match is_shut {
+            true => keeper(&[&*other], End::LetGo),
+            false => other.lock().change(),
+        });
+        join(ending);
+        lock.enter(|thing| thing.change());
+        join(other);
+        assert_eq!(things[0].times(), if is_shut { 5 } else { 4 });
+    });
+}
+
 /// Threads go in with a lock, while the gate is shut and opened.
 pub fn owners_and_gate(how: How, turns: &'static [usize]) {
     model(how, 1, move |things| {

@@ -1,7 +1,7 @@
 //! Every model as it is, and some of a processor or kernel that is broken, so that what should be found is seen to be.
 
 use belay_verbs_models::{
-    child_of_a_fork, gate_is_shut_and_opened, lock_changes_hands, lock_is_taken, owners_and_gate, places_are_given_on,
+    child_of_a_fork, gate_is_shut_and_opened, holder_ends, lock_changes_hands, lock_is_taken, owners_and_gate, places_are_given_on,
     posted_and_polled, Broken, End, How,
 };
 
@@ -94,6 +94,14 @@ fn an_owner_is_not_in_while_the_gate_is_shut() {
 #[should_panic(expected = "Causality violation")]
 fn an_owner_is_in_while_the_gate_is_shut_where_no_barrier_is_made() {
     owners_and_gate(BROKEN, &[2]);
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_lock_and_the_gate() {
+    holder_ends(THREE, false);
+    holder_ends(KERNEL, true);
+    holder_ends(OWN, false);
+    holder_ends(OWN, true);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::poll::settle;
 use crate::gate::Inside;
 use crate::shadow::{Completion, CqState, ShadowCq};
 use belay_ibv::*;
+use std::mem::ManuallyDrop;
 
 macro_rules! read {
     ($cq:expr, $field:ident) => {
@@ -94,7 +95,7 @@ unsafe extern "C" fn start_poll(cq: *mut CqEx, attr: *mut PollAttr) -> Int {
     let mut state = c.state.lock();
     let found = advance(c, cq, &mut state);
     if found == 0 {
-        state.inside = Some(inside);
+        state.inside = Some(ManuallyDrop::new(inside));
         state.keep();
     }
     found
@@ -113,7 +114,7 @@ unsafe extern "C" fn end_poll(cq: *mut CqEx) {
     let mut state = c.state.held();
     let inside = state.inside.take();
     drop(state);
-    drop(inside);
+    drop(inside.map(ManuallyDrop::into_inner));
 }
 
 /// Between the beginning and the end of polling: the lock is held.

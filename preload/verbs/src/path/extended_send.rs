@@ -6,6 +6,7 @@ use super::send::{give, have_handles};
 use crate::gate::Inside;
 use crate::shadow::{Building, Entry, Log, ShadowQp};
 use belay_ibv::*;
+use std::mem::ManuallyDrop;
 use std::ptr::{addr_of, addr_of_mut};
 
 unsafe fn building<'a>(qp: *mut QpEx) -> &'a mut Building {
@@ -20,7 +21,7 @@ unsafe extern "C" fn wr_start(qp: *mut QpEx) {
     let inside = Inside::enter();
     shadow(qp).send.log.lock().keep();
     *building(qp) = Building {
-        inside: Some(inside),
+        inside: Some(ManuallyDrop::new(inside)),
         ..Building::default()
     };
 }
@@ -77,14 +78,14 @@ unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> Int {
     }
     let inside = b.inside.take();
     drop(log);
-    drop(inside);
+    drop(inside.map(ManuallyDrop::into_inner));
     error
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut QpEx) {
     let inside = building(qp).inside.take();
     drop(shadow(qp).send.log.held());
-    drop(inside);
+    drop(inside.map(ManuallyDrop::into_inner));
 }
 
 unsafe extern "C" fn wr_send(qp: *mut QpEx) {

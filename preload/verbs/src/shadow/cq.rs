@@ -5,6 +5,7 @@ use crate::bias::Biased;
 use crate::lock::Lock;
 use belay_ibv::*;
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Release};
 
 /// A completion with all that can be asked of it.
@@ -39,8 +40,9 @@ pub(crate) struct CqState {
     pub(crate) saved: VecDeque<Completion>,
     /// The one that `ibv_start_poll` or `ibv_next_poll` shows.
     pub(crate) current: Completion,
-    /// Whoever polls in the extended way stays inside from the first completion to the end.
-    pub(crate) inside: Option<crate::gate::Inside>,
+    /// Whoever polls in the extended way stays inside from the first completion to the end. A thread that ends in between is
+    /// out by itself.
+    pub(crate) inside: Option<ManuallyDrop<crate::gate::Inside>>,
 }
 
 #[repr(C)]

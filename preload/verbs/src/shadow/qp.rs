@@ -4,6 +4,7 @@ use super::{Log, Queue, ShadowCq, ShadowSrq};
 use crate::lock::Lock;
 use crate::translate::Keys;
 use belay_ibv::*;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 /// In the upper half of the number of a request to receive, as the provider has it: the lower half is its place. An error
@@ -36,8 +37,8 @@ pub(crate) struct Shown {
 pub(crate) struct Building {
     pub(crate) count: u64,
     pub(crate) error: i32,
-    /// Held since `ibv_wr_start`.
-    pub(crate) inside: Option<crate::gate::Inside>,
+    /// Held since `ibv_wr_start`. A thread that ends before `ibv_wr_complete` is out by itself.
+    pub(crate) inside: Option<ManuallyDrop<crate::gate::Inside>>,
 }
 
 #[repr(C)]

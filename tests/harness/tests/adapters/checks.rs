@@ -124,16 +124,8 @@ fn then_comes_back(fabric: &mut Fabric, job: &mut Job) -> Result<(), Failure> {
 
 /// A checkpoint that goes on, then one and a restart. Events that a checkpoint has found keep nothing from being
 /// destroyed, and a peer that has gone keeps no checkpoint out.
-pub(super) fn goes_on_and_comes_back(place: &Place, user: User, check: &str) -> Result<(), Failure> {
-    let (mut fabric, mut job) = after(place, user, check, &[])?;
-    is_ready(&mut job)?;
-    job.checkpoint()?;
-    then_comes_back(&mut fabric, &mut job)
-}
-
-/// A queue pair that holds back what its peer, which is not connected yet, is to have later.
-pub(super) fn counted(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
-    let (mut fabric, mut job) = checking(place, user, ["verbs_held", "counted"], &[])?;
+pub(super) fn goes_on_and_comes_back(place: &Place, user: User, check: [&str; 2]) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, check, &[])?;
     is_ready(&mut job)?;
     job.checkpoint()?;
     then_comes_back(&mut fabric, &mut job)
