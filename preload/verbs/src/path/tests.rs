@@ -8,6 +8,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem::zeroed;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 pub(crate) const NUMBER: u32 = 0x11;
 
@@ -225,6 +227,70 @@ fn a_receive_completes_under_the_number_of_the_program() {
     // One more than was posted is the provider's mistake, not a count below zero.
     assert!(e.polled(numbers[1], WC_SUCCESS, WC_RECV).is_some());
     assert_eq!(e.pending(), (0, 0));
+}
+
+static POSTING: AtomicBool = AtomicBool::new(false);
+static FORGOTTEN: AtomicBool = AtomicBool::new(false);
+
+/// Refuses a request when its queue was cleared meanwhile, or after a while.
+fn refused() -> Int {
+    let since = Instant::now();
+    POSTING.store(true, SeqCst);
+    while !FORGOTTEN.load(SeqCst) && since.elapsed() < Duration::from_millis(200) {
+        std::thread::yield_now();
+    }
+    libc::ENOMEM
+}
+
+unsafe extern "C" fn refuse_send(_: *mut Qp, wr: *mut SendWr, bad: *mut *mut SendWr) -> Int {
+    *bad = wr;
+    refused()
+}
+
+unsafe extern "C" fn refuse_receive(_: *mut Qp, wr: *mut RecvWr, bad: *mut *mut RecvWr) -> Int {
+    *bad = wr;
+    refused()
+}
+
+/// A thread posts what is refused while another resets the queue pair, or makes it send again after an error.
+#[test]
+fn a_queue_is_not_cleared_while_somebody_posts() {
+    let _alone = crate::gate::tests::ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    crate::gate::prepare();
+    for case in 0..3 {
+        let e = end(QPT_RC, null_mut());
+        // SAFETY: never freed, and nobody has used it yet.
+        let ops = unsafe { &mut (*(*(*e.qp).real).context).ops };
+        ops.post_send = Some(refuse_send);
+        ops.post_recv = Some(refuse_receive);
+        e.shadow().broken.store(true, SeqCst);
+        POSTING.store(false, SeqCst);
+        FORGOTTEN.store(false, SeqCst);
+        std::thread::scope(|s| {
+            s.spawn(|| match case {
+                0 => {
+                    // SAFETY: one request without segments.
+                    let mut wr: RecvWr = unsafe { zeroed() };
+                    // SAFETY: as above.
+                    unsafe { post_recv(e.qp.cast(), &mut wr, &mut null_mut()) }
+                }
+                _ => e.send(1, SEND_SIGNALED, |_| {}),
+            });
+            while !POSTING.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            // SAFETY: never freed.
+            unsafe {
+                match case {
+                    2 => e.shadow().mend(),
+                    _ => e.shadow().forget(),
+                }
+            }
+            FORGOTTEN.store(true, SeqCst);
+        });
+        let q = e.shadow();
+        assert!(q.send.begins() <= q.send.ends() && q.recv.begins() <= q.recv.ends(), "{case}");
+    }
 }
 
 #[test]

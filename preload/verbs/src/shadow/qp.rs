@@ -171,12 +171,13 @@ impl ShadowQp {
     /// It sends again after an error: all that was posted before has completed, whichever its numbers say.
     ///
     /// # Safety
-    /// Its completion queues live, and the caller has the lock of neither.
+    /// Its completion queues live, and the caller has the lock of neither, nor of its own queues.
     pub(crate) unsafe fn mend(&self) {
+        let end = self.send.posted_by_now();
         // Who polls moves the beginnings of its queues.
         let _polls = (*self.send_cq()).state.lock();
         if self.broken.swap(false, Ordering::AcqRel) {
-            self.send.clear();
+            self.send.forget(end);
         }
     }
 
@@ -185,13 +186,14 @@ impl ShadowQp {
     /// # Safety
     /// As for [`Self::mend`].
     pub(crate) unsafe fn forget(&self) {
+        let [sends, receives] = [&self.send, &self.recv].map(Queue::posted_by_now);
         let polls = (*self.send_cq()).state.lock();
-        self.send.clear();
+        self.send.forget(sends);
         self.acknowledged.store(0, Ordering::Release);
         self.broken.store(false, Ordering::Release);
         drop(polls);
         let _polls = self.recv_cq().as_ref().map(|cq| cq.state.lock());
-        self.recv.clear();
+        self.recv.forget(receives);
         self.received.store(0, Ordering::Release);
     }
 }

@@ -107,7 +107,19 @@ impl<L> Queue<L> {
         self.markers.store(markers, Ordering::Release);
     }
 
+    /// Behind what is posted, also for who does not post. While somebody does, the end may be further than where it will be:
+    /// what is refused is taken back.
+    pub(crate) fn posted_by_now(&self) -> u64 {
+        let _posts = self.log.lock();
+        self.ends()
+    }
+
+    /// For who polls: nothing before `end` is pending.
+    pub(crate) fn forget(&self, end: u64) {
+        self.retire(end.max(self.begins()), true);
+    }
+
     pub(crate) fn clear(&self) {
-        self.retire(self.ends(), true);
+        self.forget(self.ends());
     }
 }
