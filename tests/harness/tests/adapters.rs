@@ -397,7 +397,7 @@ fn main() {
         ("verbs_after", "left"),
         ("verbs_after", "alone"),
         ("verbs_held", "counted"),
-        ("verbs_back", "ended"),
+        ("verbs_told", "ended"),
     ] {
         target.by_user(
             check,
@@ -428,6 +428,7 @@ fn main() {
     target.by_user("unknown", |_| true, checks::unknown);
     target.by_user("moderated", |_| true, checks::moderated);
     target.by_user("failed", |_| true, checks::failed);
+    target.by_user("told", |_| true, checks::told);
     target.by_user("nowhere", |_| true, checks::nowhere);
     target.by_user("ports", |_| true, checks::ports);
     target.by_user("pingpongs", |_| true, pairs::pingpongs);

@@ -1,6 +1,6 @@
 // What the library does by itself, when a queue pair goes or everything is made again, does not show. verbs_back CHECK, one
 // of the table at the end.
-#include "verbsends.h"
+#include "verbsgrams.h"
 #include <sys/time.h>
 
 // A queue pair with a shared queue that is reset has not failed: no event says that it takes no more receives. One that
@@ -191,7 +191,6 @@ static void keyed(void) {
     works();
 }
 
-enum { KEY = 0x1234 };
 
 // Queue pairs for datagrams on one device, each with a queue of completions, and memory whose addresses are no pointers.
 enum { ROOM = 64, ELSEWHERE = 0x10000, INTERRUPTED = 3000 };
@@ -268,46 +267,6 @@ static void interrupted(void) {
     works();
 }
 
-// A queue pair for datagrams in place of a reliable one, which is ready.
-static void make_datagrams(struct end *e) {
-    struct ibv_qp_init_attr_ex init = {.send_cq = e->cq,
-                                       .recv_cq = e->cq,
-                                       .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1},
-                                       .qp_type = IBV_QPT_UD,
-                                       .pd = e->port.pd,
-                                       .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-                                       .send_ops_flags = IBV_QP_EX_WITH_SEND};
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = KEY};
-    Z(ibv_destroy_qp(e->qp));
-    e->qp = V(ibv_create_qp_ex(e->port.context, &init));
-    Z(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
-    Z(go_to(e, IBV_QPS_RTR));
-    attr.qp_state = IBV_QPS_RTS;
-    Z(ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
-}
-
-// Whom a datagram is sent to.
-struct target {
-    struct ibv_ah *ah;
-    uint32_t number;
-};
-
-// By the address in this place of its port.
-static struct target target_at(struct end *e, int place) {
-    struct address at = address_of(&e->port, e->qp, 0);
-    Z(ibv_query_gid(e->port.context, 1, place, &at.gid));
-    struct ibv_ah_attr attr = ah_attr_to(&a.port, &at);
-    return (struct target){V(ibv_create_ah(a.port.pd, &attr)), at.qpn};
-}
-
-static int post_to(const struct target *to, uint64_t id) {
-    struct ibv_send_wr w = request(&a, IBV_WR_SEND, id, 8);
-    w.wr.ud.ah = to->ah;
-    w.wr.ud.remote_qpn = to->number;
-    w.wr.ud.remote_qkey = KEY;
-    return post(&a, &w);
-}
-
 // A queue pair for datagrams that goes on after a request has failed has all its places, whatever numbers the requests had,
 // and comes to rest before a checkpoint, also while it has not gone on.
 static void failed(void) {
@@ -346,20 +305,6 @@ static void failed(void) {
     drop_end(&b);
     make_both();
     works();
-}
-
-// One after the other, all or none.
-static int post_all(struct end *e, const struct target *to, int count) {
-    struct ibv_qp_ex *q = V(ibv_qp_to_qp_ex(e->qp));
-    ibv_wr_start(q);
-    for (int i = 0; i < count; i++) {
-        q->wr_id = (uint64_t)i;
-        q->wr_flags = IBV_SEND_SIGNALED;
-        ibv_wr_send(q);
-        ibv_wr_set_ud_addr(q, to[i].ah, to[i].number, KEY);
-        ibv_wr_set_sge(q, a.mr->lkey, (uintptr_t)a.memory, 8);
-    }
-    return ibv_wr_complete(q);
 }
 
 static int has_come(struct end *e) {
@@ -422,76 +367,6 @@ static void nowhere(void) {
     works();
 }
 
-static struct end c;
-static struct ibv_cq_ex *polled;
-static struct target to_c;
-enum ending { POSTING, RECEIVING, BUILDING, POLLING };
-
-static void *ends(void *how) {
-    struct ibv_poll_cq_attr none = {0};
-    struct ibv_qp_ex *q = ibv_qp_to_qp_ex(c.qp);
-    switch ((enum ending)(intptr_t)how) {
-    case POSTING:
-        Z(pthread_cancel(pthread_self()));
-        do_post(&a, IBV_WR_RDMA_WRITE, 5, 8);
-        break;
-    case RECEIVING:
-        Z(pthread_cancel(pthread_self()));
-        Z(give(&b, 6, 64));
-        break;
-    case BUILDING:
-        ibv_wr_start(q);
-        ibv_wr_send(q);
-        return PTHREAD_CANCELED;
-    case POLLING:
-        Z(post_all(&c, &to_c, 1));
-        while (ibv_start_poll(polled, &none)) sched_yield();
-        return PTHREAD_CANCELED;
-    }
-    return NULL;
-}
-
-static void end_while(enum ending how) {
-    pthread_t t;
-    void *ended;
-    Z(pthread_create(&t, NULL, ends, (void *)(intptr_t)how));
-    Z(pthread_join(t, &ended));
-    CHECK(ended == PTHREAD_CANCELED);
-}
-
-// A thread ends while it posts, where the provider says so to the kernel, or between two calls that belong together. What it
-// was at goes on with the next one.
-static void ended(void) {
-    struct ibv_poll_cq_attr none = {0};
-    make_both();
-    c = a;
-    polled = V(ibv_create_cq_ex(a.port.context, &(struct ibv_cq_init_attr_ex){.cqe = 64}));
-    c.cq = ibv_cq_ex_to_cq(polled);
-    make_qp(&c);
-    make_datagrams(&c);
-    struct ibv_ah_attr attr = ah_attr_to(&a.port, &(struct address){.lid = a.port.attr.lid});
-    to_c = (struct target){V(ibv_create_ah(a.port.pd, &attr)), c.qp->qp_num};
-    // A checkpoint, and a restart.
-    for (int i = 0; i < 2; i++) {
-        nap_us(20000);
-        end_while(POSTING);
-        expect(&a, 5, IBV_WC_SUCCESS);
-        nap_us(20000);
-        end_while(RECEIVING);
-        end_while(BUILDING);
-        end_while(POLLING);
-        await_harness();
-        do_post(&a, IBV_WR_SEND, 7, 8);
-        expect(&a, 7, IBV_WC_SUCCESS);
-        expect(&b, 6, IBV_WC_SUCCESS);
-        Z(post_all(&c, &to_c, 1));
-        while (ibv_start_poll(polled, &none)) sched_yield();
-        EQ(polled->status, IBV_WC_SUCCESS);
-        ibv_end_poll(polled);
-    }
-    works();
-}
-
 static const struct {
     const char *name;
     void (*run)(void);
@@ -507,7 +382,6 @@ static const struct {
     {"moderated", moderated},
     {"nowhere", nowhere},
     {"failed", failed},
-    {"ended", ended},
 };
 
 int main(int argc, char **argv) {

@@ -2,6 +2,7 @@
 
 use super::Bell;
 use crate::bias::Biased;
+use crate::gate::Whole;
 use crate::lock::Lock;
 use belay_ibv::*;
 use std::collections::VecDeque;
@@ -84,6 +85,8 @@ impl ShadowCq {
             return;
         };
         let own = std::ptr::from_ref(self).cast_mut();
+        // The bell is the kernel's.
+        let _whole = Whole::begin();
         let mut events = channel.events.lock();
         if !events.kicked.contains(&own) {
             events.kicked.push_back(own);

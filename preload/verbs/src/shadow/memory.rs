@@ -1,7 +1,7 @@
 //! Protection domains, regions and address handles.
 
 use super::ShadowContext;
-use crate::gate::Calling;
+use crate::gate::{Calling, Whole};
 use crate::lock::Lock;
 use crate::translate::{address, epoch, is_identity, nowhere, NOBODY};
 use belay_ibv::*;
@@ -242,6 +242,8 @@ impl RealAhs {
         if let Some(known) = self.all.iter().find(|a| a.0 == *attr) {
             return known.1;
         }
+        // It asks the kernel, under a lock.
+        let _whole = Whole::begin();
         let _calling = Calling::begin();
         let new = (crate::real::real().ibv_create_ah)((*pd.cast::<ShadowPd>()).real, &mut { *attr });
         if !new.is_null() {

@@ -190,6 +190,16 @@ pub(super) fn failed(place: &Place, user: User, _: &mut Rng) -> Result<(), Failu
     job.verdict(false, LIMIT)
 }
 
+/// A thread that is told to end leaves no lock of the library taken.
+pub(super) fn told(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let (mut fabric, mut job) = checking(place, user, ["verbs_told", "told"], &["--roce"])?;
+    is_ready(&mut job)?;
+    restarted(&mut fabric, &mut job, &["--roce"])?;
+    done(&mut job)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// Datagrams to a host that is gone are lost, and it is looked for once.
 pub(super) fn nowhere(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let options = ["--roce", "no_ah=1"];
