@@ -25,6 +25,7 @@ static const struct {
     {"retry_us", &faults.retry_us},
     {"no_ah", &faults.no_ah},
     {"rereg_key", &faults.rereg_key},
+    {"next_qpn", &faults.next_qpn},
     {"max_cqe", &faults.limits.max_cqe},
     {"max_qp_wr", &faults.limits.max_qp_wr},
     {"max_qp", &faults.limits.max_qp},

@@ -147,7 +147,7 @@ struct qp {
 
 struct faults {
     uint32_t latency_us, jitter_us, ack_us, ack_drop, hold_acks, hold_messages, ud_drop, rnr, bandwidth_mb, retry_us,
-        no_ah, rereg_key;
+        no_ah, rereg_key, next_qpn;
     struct fv_limits limits;
 };
 

@@ -166,6 +166,12 @@ static uint32_t take(struct map *m, void *object, uint32_t base, uint32_t *next,
 }
 
 uint32_t take_qpn(struct host *h, void *qp) {
+    uint32_t chosen = faults.next_qpn;
+    faults.next_qpn = 0;
+    if (chosen && !map_get(&h->qps, chosen)) {
+        map_put(&h->qps, chosen, qp);
+        return chosen;
+    }
     return take(&h->qps, qp, (block(h, 37, 250) << QPN_BLOCK) + 0x40, &h->next_qpn, (1 << QPN_BLOCK) - 0x40);
 }
 
