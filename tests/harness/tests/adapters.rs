@@ -430,6 +430,7 @@ fn main() {
     target.by_user("failed", |_| true, checks::failed);
     target.by_user("told", |_| true, checks::told);
     target.by_user("nowhere", |_| true, checks::nowhere);
+    target.by_user("namesake", |_| true, checks::namesake);
     target.by_user("ports", |_| true, checks::ports);
     target.by_user("pingpongs", |_| true, pairs::pingpongs);
     target.by_user("managed_pairs", |_| true, pairs::managed);

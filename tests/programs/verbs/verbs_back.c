@@ -367,6 +367,29 @@ static void nowhere(void) {
     works();
 }
 
+// Somebody who is gone had the number that somebody has today at the same port. What is sent to him is lost, and whoever lives
+// there is found, also when nobody could be for a moment.
+static void namesake(void) {
+    enum { SAME = 0x123456 };
+    make_end(&a, "rules0", 64);
+    make_datagrams(&a);
+    struct target lives = target_at(&a, 0), gone = {lives.ah, SAME};
+    // A restart, after which the queue pair has that number.
+    await_harness();
+    fault("no_ah=2");
+    Z(post_to(&gone, 1));
+    expect(&a, 1, IBV_WC_SUCCESS);
+    fault("no_ah=1");
+    Z(give(&a, 2, 64));
+    Z(post_to(&lives, 3));
+    struct ibv_wc one = next(&a), other = next(&a);
+    CHECK(!one.status && !other.status && one.wr_id + other.wr_id == 5);
+    Z(ibv_destroy_ah(lives.ah));
+    drop_end(&a);
+    make_both();
+    works();
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -382,6 +405,7 @@ static const struct {
     {"moderated", moderated},
     {"nowhere", nowhere},
     {"failed", failed},
+    {"namesake", namesake},
 };
 
 int main(int argc, char **argv) {

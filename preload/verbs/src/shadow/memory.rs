@@ -215,8 +215,8 @@ pub(crate) struct RealAhs {
 /// An address at which the provider has found nobody.
 pub(crate) struct Lost {
     attr: AhAttr,
-    /// It is asked again after this long; never, where it is known to be gone.
-    pause: Option<Duration>,
+    /// It is asked again after this long.
+    pause: Duration,
     at: Instant,
 }
 
@@ -225,16 +225,6 @@ pub(crate) struct Lost {
 const PAUSE: u32 = 16;
 /// The first pause for a host of which nobody tells that it lives lasts as long at least.
 const FIRST_PAUSE: Duration = Duration::from_secs(16);
-
-/// What is told of the host of a destination.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Host {
-    Lives,
-    /// It was one of the job's.
-    Gone,
-    /// It is none of the job's, or nobody has told of it.
-    Unknown,
-}
 
 impl RealAhs {
     /// The handle that leads to an address, null where the provider makes none.
@@ -254,21 +244,19 @@ impl RealAhs {
 
     /// The same, where the provider is not asked for what it has not found until after a pause. For a host of which nobody
     /// tells that it lives each is twice as long as the one before.
-    unsafe fn handle_if_found(&mut self, pd: *mut Pd, attr: &AhAttr, host: Host) -> *mut Ah {
+    unsafe fn handle_if_found(&mut self, pd: *mut Pd, attr: &AhAttr, lives: bool) -> *mut Ah {
         let known = self.lost.iter().position(|l| l.attr == *attr);
-        if known.is_some_and(|n| self.lost[n].pause.is_none_or(|pause| self.lost[n].at.elapsed() < pause)) {
+        if known.is_some_and(|n| self.lost[n].at.elapsed() < self.lost[n].pause) {
             return null_mut();
         }
         let asked = Instant::now();
         let found = self.handle(pd, attr);
-        let before = known.and_then(|n| self.lost.swap_remove(n).pause);
+        let before = known.map(|n| self.lost.swap_remove(n).pause);
         if found.is_null() {
-            let pause = asked.elapsed() * PAUSE;
-            let pause = match host {
-                Host::Gone => None,
-                Host::Lives => Some(pause),
-                Host::Unknown => Some(before.map_or(FIRST_PAUSE, |before| before * 2).max(pause)),
-            };
+            let mut pause = asked.elapsed() * PAUSE;
+            if !lives {
+                pause = before.map_or(FIRST_PAUSE, |before| before * 2).max(pause);
+            }
             let at = Instant::now();
             self.lost.push(Lost { attr: *attr, pause, at });
         }
@@ -300,17 +288,17 @@ impl ShadowAh {
         }
         let c = ShadowContext::of(self.base.context);
         let (attr, found) = address(c, &self.attr, number);
-        let host = match found {
-            Some(f) if f.number == NOBODY => Host::Gone,
-            Some(_) => Host::Lives,
-            None => Host::Unknown,
+        // The queue pair is gone; whoever else is at that port is none of its business.
+        let is_gone = found.is_some_and(|f| f.number == NOBODY);
+        let ah = match is_gone {
+            true => null_mut(),
+            false => real.handle_if_found(self.base.pd, &attr, found.is_some()),
         };
-        let ah = real.handle_if_found(self.base.pd, &attr, host);
         let (ah, now) = match ah.is_null() {
             true => (real.handle(self.base.pd, &nowhere(c, &attr)), NOBODY),
             false => (ah, found.map_or(number, |f| f.number)),
         };
-        let for_good = !ah.is_null() && (now != NOBODY || host == Host::Gone);
+        let for_good = !ah.is_null() && (now != NOBODY || is_gone);
         real.last = for_good.then_some((number, now, ah));
         (ah, now)
     }

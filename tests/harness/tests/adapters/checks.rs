@@ -215,6 +215,17 @@ pub(super) fn nowhere(place: &Place, user: User, _: &mut Rng) -> Result<(), Fail
     job.verdict(false, LIMIT)
 }
 
+/// Whoever has the number of one who is gone is told from him.
+pub(super) fn namesake(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let options = ["--roce", "no_ah=1"];
+    let (mut fabric, mut job) = checking(place, user, ["verbs_back", "namesake"], &options)?;
+    is_ready(&mut job)?;
+    restarted(&mut fabric, &mut job, &["--roce", "no_ah=1", "next_qpn=1193046"])?;
+    done(&mut job)?;
+    job.progress(LIMIT)?;
+    job.verdict(false, LIMIT)
+}
+
 /// What a restart could not tell all processes of is refused while the program runs, and the program goes on.
 pub(super) fn many(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
     let (mut fabric, mut job) = after(place, user, "many", &[])?;
