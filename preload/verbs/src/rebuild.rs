@@ -25,7 +25,7 @@ use crate::shadow::{ShadowContext, ShadowPd, ShadowQp, Table, World, WORLD};
 use crate::sizes::{are_few_keys, is_open, tell_keys};
 use crate::translate::{self, adopt, tables, Keys, Places, Tables};
 use belay_ibv::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Release};
 
@@ -454,14 +454,15 @@ unsafe fn ready_all(world: &World, heard: Heard) -> Made {
     let Some(t) = tables() else {
         return Err("the tables of names are missing".into());
     };
-    let mut peers = t.keys.lock();
+    let mut peers: HashMap<PortName, Keys> = HashMap::new();
     for (key, now) in heard.facts(b"k") {
         if let (Some((port, Ok(key))), Ok(now)) = (key.split_first_chunk().map(|(port, k)| (*port, k.try_into())), now.try_into()) {
             let keys = peers.entry(PortName(port)).or_default();
             keys.insert(u32::from_le_bytes(key), u32::from_le_bytes(now));
         }
     }
-    drop(peers);
+    // The same again where this round is not the first of its kind: tables are those of one restart.
+    let _ = t.keys.set(peers);
     for q in world.qps.iter().map(|q| &**q) {
         let rested = q.rested.load(Acquire);
         if q.kind() == QPT_UD || !(QPS_RTR..=QPS_SQE).contains(&rested) {

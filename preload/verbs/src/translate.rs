@@ -5,7 +5,6 @@
 //! was one and is two today, or the other way round, is told by the number of the queue pair: modulo the places that
 //! belong together it is the place's own ([`Places`]).
 
-use crate::lock::Lock;
 use crate::names::{context_of, port_of, NameFact, Port, PortName, QpName};
 use crate::shadow::{ShadowContext, ShadowQp};
 use belay_ibv::*;
@@ -13,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Restarts so far.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
@@ -62,8 +61,9 @@ pub(crate) struct Tables {
     pub(crate) places: Places,
     /// Numbers that are names at this process's ports.
     pub(crate) reserved: HashSet<u32>,
-    /// The keys of the regions at a port, of all its processes: of one adapter, so they differ.
-    pub(crate) keys: Lock<HashMap<PortName, Box<Keys>>>,
+    /// The keys of the regions at a port, of all its processes: of one adapter, so they differ. They come when the rest is in
+    /// use already. Without a lock, which the child of a fork might find taken.
+    pub(crate) keys: OnceLock<HashMap<PortName, Keys>>,
 }
 
 pub(crate) fn tables() -> Option<&'static Tables> {
@@ -190,7 +190,7 @@ pub(crate) fn rkey(q: &ShadowQp, key: u32) -> u32 {
 pub(crate) fn use_keys_of(q: &ShadowQp, port: PortName) {
     let keys = tables().and_then(|t| {
         let port = t.places.known_as(port)?;
-        t.keys.lock().get(&port).map(|k| std::ptr::from_ref(&**k).cast_mut())
+        t.keys.get()?.get(&port).map(|k| std::ptr::from_ref(k).cast_mut())
     });
     q.peer_keys.store(keys.unwrap_or(null_mut()), Release);
 }
@@ -212,16 +212,15 @@ pub(crate) fn most_numbers(c: &ShadowContext) -> usize {
 /// The same of regions and their keys.
 pub(crate) fn most_keys(c: &ShadowContext) -> usize {
     let Some(t) = tables() else { return 0 };
-    let keys = t.keys.lock();
-    let at_ports = c.ports().iter().filter_map(|p| keys.get(&p.name(0)));
+    let at_ports = c.ports().iter().filter_map(|p| t.keys.get()?.get(&p.name(0)));
     most(c, t, at_ports.map(|k| k.len()).sum::<usize>() + c.lkeys())
 }
 
 /// Whether a new region of this context may have these keys. One that is not for peers has 0 for theirs with some adapters.
 pub(crate) fn keys_are_free(c: &ShadowContext, lkey: u32, rkey: u32) -> bool {
     let Some(t) = tables() else { return true };
-    let keys = t.keys.lock();
-    let known = |p: &Port| keys.get(&p.name(0)).is_some_and(|k| k.contains_key(&rkey));
+    let at_port = |p: &Port| t.keys.get()?.get(&p.name(0));
+    let known = |p: &Port| at_port(p).is_some_and(|k| k.contains_key(&rkey));
     // However an adapter counts, the next one is as good as any.
     let mixed = rkey.wrapping_mul(0x9e37_79b9) >> 16;
     let for_peers = || !c.ports().iter().any(known) && suits_everywhere(c, t, mixed);
