@@ -181,6 +181,13 @@ impl<T> Biased<T> {
         gone
     }
 
+    /// Whether the calling thread has it already, by this or by what it has ended in.
+    pub(crate) fn is_own(&self) -> bool {
+        let (word, own) = (self.owner.load(Ordering::Relaxed), own_name());
+        let owns = word & !(NUMBER | STRUCK) == own;
+        owns && self.flag(word & NUMBER).load(Ordering::Relaxed) != 0 || self.held.load(Ordering::Relaxed) == own
+    }
+
     /// The value, for whoever has taken the lock and kept it: it is given back when this is dropped.
     ///
     /// # Safety

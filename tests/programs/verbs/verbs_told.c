@@ -4,7 +4,9 @@
 static struct end c;
 static struct ibv_cq_ex *polled;
 static struct target to_c;
-enum ending { POSTING, RECEIVING, BUILDING, POLLING, ASKING, SENDING };
+enum ending { POSTING, RECEIVING, BUILDING, POLLING, ASKING, SENDING, RESETTING };
+
+static void reset(void *e) { Z(go_to(e, IBV_QPS_RESET)); }
 
 static void *ends(void *how) {
     struct ibv_poll_cq_attr none = {0};
@@ -26,6 +28,12 @@ static void *ends(void *how) {
         Z(post_all(&c, &to_c, 1));
         while (ibv_start_poll(polled, &none)) sched_yield();
         return PTHREAD_CANCELED;
+    case RESETTING:
+        pthread_cleanup_push(reset, &a);
+        Z(pthread_cancel(pthread_self()));
+        do_post(&a, IBV_WR_RDMA_WRITE, 5, 8);
+        pthread_cleanup_pop(0);
+        break;
     case ASKING:
         Z(pthread_cancel(pthread_self()));
         Z(ibv_req_notify_cq(a.cq, 0));
@@ -78,6 +86,11 @@ static void ended(void) {
         EQ(polled->status, IBV_WC_SUCCESS);
         ibv_end_poll(polled);
     }
+    // On its way out it resets what it was posting to.
+    nap_us(20000);
+    end_while(RESETTING);
+    EQ(state(&a), IBV_QPS_RESET);
+    again();
     works();
 }
 
