@@ -1,5 +1,5 @@
-//! Programs that check what a checkpoint or a restart leaves (`verbs_after`), also of what is held back (`verbs_held`) and of threads
-//! that end (`verbs_told`), and what of it does not show (`verbs_back`).
+//! Programs that check what a checkpoint or a restart leaves (`verbs_after`), also of what is held back (`verbs_held`) and of
+//! threads that end (`verbs_told`), and what of it does not show (`verbs_back`).
 
 use super::LIMIT;
 use belay_tests::build::{build, Kind};
