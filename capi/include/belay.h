@@ -68,8 +68,9 @@ int belay_history_open(const belay_history_opts *opts, belay_history **history);
  * this returns, nobody is at the memory that the part had. */
 int belay_history_region(belay_history *history, uint32_t id, void *at, size_t bytes);
 
-/* Writes a version. On return the memory may be changed. -EEXIST: the version is there. -ENOSPC: memory and disk are
- * full; nothing that is there is lost. */
+/* Writes a version. On return the memory may be changed. -EEXIST: the version is there; one that belay_history_versions
+ * does not list, as its file was damaged when the history was opened, is not, and is replaced. -ENOSPC: memory and disk
+ * are full; nothing that is there is lost. */
 int belay_history_put(belay_history *history, uint64_t version);
 
 /* Begins to write a version, and returns while that goes on: the memory may be read, and is changed only after
@@ -122,12 +123,13 @@ enum { /* levels: what may be lost without loss of a version */
     BELAY_H_DURABLE = 2  /* the node, but not its disks: the files are synced */
 };
 
-/* Waits until all that has been put is at this level. -ENOSPC and others: why a file could not be written; it is tried
- * again. */
+/* Waits until all that has been put is at this level, and, but for BELAY_H_IN_HOST, until what has been dropped or
+ * discarded cannot be there again. -ENOSPC and others: why a file could not be written or removed; it is tried again.
+ * -EIO: also where somebody else has removed the file of a version; belay_error() has its number. */
 int belay_history_wait(belay_history *history, uint32_t level);
 
 /* Whether all that has been put is at this level, without waiting: 1 or 0. Files are synced by belay_history_wait
- * only. */
+ * only. After a restart by belay the files are made those of the checkpoint first; -ENOSPC and others: why not. */
 int belay_history_is_at(belay_history *history, uint32_t level);
 
 /* How many versions there are, and the first `room` of them in the order of their numbers. `versions` may be NULL

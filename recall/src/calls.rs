@@ -39,6 +39,7 @@ impl History {
         if desk.is_known(version) {
             return Err(HistoryError::Exists(version));
         }
+        desk.try_again();
         let bytes = shape.bytes();
         desk.enter(version, shape);
         let asked = desk.planner.put(self.shared.now(), Version(version), bytes.max(1));

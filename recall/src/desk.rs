@@ -10,7 +10,7 @@ use crate::{HistoryError, Level, Life, Stats};
 use belay_history::plan::{Config, Copy, Job, Link, PlanError, Planner};
 use belay_history::table::Room;
 use belay_history::Version;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,12 +77,12 @@ pub(crate) struct Desk {
     /// Copies of the lanes, begun or not: what ends them.
     under_way: BTreeMap<u64, (Version, Arc<AtomicBool>)>,
     /// Files to remove.
-    pub(crate) rubbish: Vec<Key>,
-    /// Those that could not be removed.
-    stuck: Vec<Key>,
-    /// How many are being removed at this moment,
-    removing: u32,
-    /// and have been.
+    pub(crate) rubbish: BTreeSet<Key>,
+    /// Those that could not be removed, and why.
+    stuck: BTreeMap<Key, io::Error>,
+    /// Those that are being removed at this moment.
+    removing: BTreeSet<Key>,
+    /// How many have been.
     removed: u64,
     /// The last copy that has been handed out: numbers of copies only grow.
     pub(crate) handed: u64,
@@ -143,9 +143,9 @@ impl Shared {
             tasks: BTreeMap::new(),
             call: None,
             under_way: BTreeMap::new(),
-            rubbish: Vec::new(),
-            stuck: Vec::new(),
-            removing: 0,
+            rubbish: BTreeSet::new(),
+            stuck: BTreeMap::new(),
+            removing: BTreeSet::new(),
             removed: 0,
             handed: 0,
             failed: 0,
@@ -158,7 +158,7 @@ impl Shared {
         for found in found {
             let key = found.key;
             match found.shape {
-                _ if options.life == Life::UntilRead => desk.rubbish.push(key),
+                _ if options.life == Life::UntilRead => _ = desk.rubbish.insert(key),
                 Some(shape) => {
                     let size = shape.bytes().max(1);
                     desk.entries.insert(
@@ -344,20 +344,40 @@ impl Shared {
 
     /// Removes a file that nobody needs.
     pub(crate) fn remove<'a>(&'a self, mut desk: MutexGuard<'a, Desk>, key: Key) -> MutexGuard<'a, Desk> {
-        desk.removing += 1;
+        desk.removing.insert(key);
         drop(desk);
         let removed = self.files.remove(key);
         let mut desk = self.lock();
-        desk.removing -= 1;
-        desk.removed += 1;
-        if removed.is_err() {
-            // Tried again at the end, where it is said.
-            desk.stuck.push(key);
+        desk.removing.remove(&key);
+        match removed {
+            Ok(()) => desk.removed += 1,
+            // Tried again by the next call, and said by the next wait.
+            Err(e) => _ = desk.stuck.insert(key, e),
         }
-        if desk.removing == 0 {
-            self.wake.notify_all();
-        }
+        self.wake.notify_all();
         desk
+    }
+
+    /// All is removed that is to be by now; an error where something cannot be.
+    pub(crate) fn tidy(&self) -> Result<(), HistoryError> {
+        let mut desk = self.lock();
+        desk.try_again();
+        // What is dropped from now on, perhaps without end, is not waited for.
+        let mut due: BTreeSet<Key> = desk.rubbish.union(&desk.removing).copied().collect();
+        while let Some(key) = due.first().copied() {
+            desk = match desk.rubbish.remove(&key) {
+                true => self.remove(desk, key),
+                false if desk.removing.contains(&key) => self.pause(desk),
+                false => {
+                    due.remove(&key);
+                    desk
+                }
+            };
+        }
+        match desk.stuck.first_key_value() {
+            Some((key, e)) => Err(cannot_remove(*key, e)),
+            None => Ok(()),
+        }
     }
 
     /// Files that have been removed so far.
@@ -368,10 +388,11 @@ impl Shared {
     /// Whether any have been since then; what is to be removed is so first.
     pub(crate) fn has_made_room(&self, since: u64) -> bool {
         let mut desk = self.lock();
+        desk.try_again();
         loop {
-            desk = match desk.rubbish.pop() {
+            desk = match desk.rubbish.pop_first() {
                 Some(key) => self.remove(desk, key),
-                None if desk.removing > 0 => self.pause(desk),
+                None if !desk.removing.is_empty() => self.pause(desk),
                 None => return desk.removed > since,
             };
         }
@@ -395,19 +416,20 @@ impl Shared {
             let keys: Vec<Key> = desk.entries.values().map(|e| e.key).collect();
             desk.rubbish.extend(keys);
         }
-        let mut rubbish = std::mem::take(&mut desk.rubbish);
-        rubbish.append(&mut desk.stuck);
-        let removed = rubbish.into_iter().map(|key| self.files.remove(key));
+        drop(desk);
         // Each is tried.
-        let mut failures: Vec<io::Error> = removed.chain([settled]).filter_map(Result::err).collect();
-        if life == Life::UntilRead && failures.is_empty() {
-            failures.extend(self.files.end_life().err());
-        }
-        match failures.into_iter().next() {
-            Some(e) => Err(HistoryError::io("remove a version")(e)),
-            None => Ok(()),
+        self.tidy()?;
+        settled.map_err(HistoryError::io("bring versions back"))?;
+        match life {
+            Life::UntilRead => self.files.end_life().map_err(HistoryError::io("end the life of versions")),
+            Life::Lasting => Ok(()),
         }
     }
+}
+
+fn cannot_remove(key: Key, e: &io::Error) -> HistoryError {
+    let why = e.raw_os_error().map_or_else(|| e.kind().into(), io::Error::from_raw_os_error);
+    HistoryError::io(format!("remove version {}, which is needed no more", key.version))(why)
 }
 
 /// A number below 2^24 that memory does not tell.
@@ -457,8 +479,14 @@ impl Desk {
         }
     }
 
+    /// It is there; one whose file was damaged before is not, and can be put again.
     pub(crate) fn is_known(&self, version: u64) -> bool {
-        self.entries.contains_key(&version) || self.damaged(version)
+        self.entries.contains_key(&version)
+    }
+
+    /// What could not be removed is to be removed again.
+    pub(crate) fn try_again(&mut self) {
+        self.rubbish.extend(std::mem::take(&mut self.stuck).into_keys());
     }
 
     /// A new version.
@@ -480,33 +508,33 @@ impl Desk {
         self.entries.remove(&version);
     }
 
-    /// A version is there.
+    /// A version is there, in place of what was damaged.
     pub(crate) fn is_here(&mut self, version: u64) {
+        self.rubbish.extend(self.damaged.remove(&version));
         self.gone.remove(version);
     }
 
     /// The planner knows it no more.
     pub(crate) fn forgotten(&mut self, version: u64) {
         if let Some(entry) = self.entries.remove(&version) {
-            self.rubbish.push(entry.key);
+            self.rubbish.insert(entry.key);
             self.gone.insert(version);
         }
     }
 
-    pub(crate) fn damaged(&self, version: u64) -> bool {
+    pub(crate) fn is_damaged(&self, version: u64) -> bool {
         self.damaged.contains_key(&version)
     }
 
-    pub(crate) fn forget_damaged(&mut self, version: u64) -> Result<(), HistoryError> {
+    pub(crate) fn forget_damaged(&mut self, version: u64) {
         self.rubbish.extend(self.damaged.remove(&version));
         self.gone.insert(version);
-        Ok(())
     }
 
     pub(crate) fn shape(&self, version: u64) -> Result<Arc<Shape>, HistoryError> {
         match self.entries.get(&version) {
             Some(entry) => Ok(entry.shape.clone()),
-            None if self.damaged(version) => Err(HistoryError::Damaged(version)),
+            None if self.is_damaged(version) => Err(HistoryError::Damaged(version)),
             None if self.gone.contains(version) => Err(HistoryError::Dropped(version)),
             None => Err(HistoryError::Unknown(version)),
         }

@@ -141,8 +141,6 @@ pub(crate) struct Files {
     nameless: AtomicBool,
     /// Written and not synced.
     unsynced: Mutex<BTreeSet<Key>>,
-    /// So are the names that are there.
-    named: AtomicBool,
     /// Those written that could not be synced. The kernel says so once, and takes what it could not write for written:
     /// they are written anew.
     lost: Mutex<BTreeSet<Key>>,
@@ -178,7 +176,6 @@ impl Files {
             keep,
             nameless: AtomicBool::new(true),
             unsynced: Mutex::default(),
-            named: AtomicBool::new(true),
             lost: Mutex::default(),
             sync: File::sync_data,
         };
@@ -239,7 +236,6 @@ impl Files {
             let _ = self.dir.unlink(name);
         }
         named?;
-        self.named.store(true, Ordering::Relaxed);
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         Ok(())
     }
@@ -312,7 +308,8 @@ impl Files {
 
     /// Reads a version, and compares every checksum.
     pub(crate) fn read(&self, key: Key, shape: &Shape, to: &mut [&mut [u8]], stop: &AtomicBool) -> Result<(), CopyError> {
-        self.settle()?;
+        // What cannot be done about other files now, as on a full disk, is no matter for this one.
+        let _ = self.settle();
         let file = self.dir.regular(&key.name()).map_err(lacks)?;
         let record = self
             .record(&file)
@@ -355,33 +352,42 @@ impl Files {
         self.keep.settle(&self.dir)
     }
 
-    /// All that has been written is on the disk.
+    /// All that has been written is on the disk. Each version is tried; an error is that of the first that is not.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.settle()?;
-        loop {
-            let first = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).first().copied();
-            let Some(key) = first else { break };
-            match self.dir.regular(&key.name()) {
-                Ok(file) => self.sync_one(key, &file)?,
+        let unsynced = || self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is written meanwhile, and its name, are the next call's.
+        let keys = unsynced().clone();
+        let mut end = Ok(());
+        for key in keys {
+            match self.sync_one(key) {
+                Ok(()) => _ = unsynced().remove(&key),
                 // Removed meanwhile.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(e),
+                Err(_) if !unsynced().contains(&key) => {}
+                Err(e) => end = end.and(Err(e)),
             }
-            self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         }
-        // Names that come to be meanwhile are the next call's.
-        self.named.store(false, Ordering::Relaxed);
-        self.dir.sync().inspect_err(|_| self.named.store(true, Ordering::Relaxed))
+        let is_renamed = &self.keep.is_renamed;
+        is_renamed.store(false, Ordering::Relaxed);
+        let names = self.dir.sync().inspect_err(|_| is_renamed.store(true, Ordering::Relaxed));
+        end.and(names)
     }
 
-    fn sync_one(&self, key: Key, file: &File) -> io::Result<()> {
+    fn sync_one(&self, key: Key) -> io::Result<()> {
+        let file = self.dir.regular(&key.name()).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => io::Error::other(format!(
+                "somebody has removed the file of version {}: drop it, and put it again where it is still needed",
+                key.version
+            )),
+            _ => e,
+        })?;
         let lost = || self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         if lost().contains(&key) {
-            self.write_anew(key, file)?;
+            self.write_anew(key, &file)?;
             lost().remove(&key);
             return Ok(());
         }
-        (self.sync)(file).inspect_err(|_| {
+        (self.sync)(&file).inspect_err(|_| {
             lost().insert(key);
         })
     }
@@ -424,7 +430,15 @@ impl Files {
 
     /// Nothing has been written since all was synced.
     pub(crate) fn is_synced(&self) -> bool {
-        !self.named.load(Ordering::Relaxed) && self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.keep.is_renamed.load(Ordering::Relaxed) && self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+#[cfg(test)]
+impl Files {
+    /// See [`Keep::restarted`].
+    pub(crate) fn restarted(&self) {
+        self.keep.restarted();
     }
 }
 
@@ -512,6 +526,51 @@ mod tests {
         assert_eq!((found.len(), unsynced(&files)), (1, BTreeSet::from([key])));
         files.sync().unwrap();
         assert_eq!(unsynced(&files), BTreeSet::new());
+        drop(files);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn each_version_is_synced_whatever_becomes_of_the_others() {
+        /// Not the first of all.
+        static FIRST: AtomicBool = AtomicBool::new(true);
+        fn sync(file: &File) -> io::Result<()> {
+            match FIRST.swap(false, Ordering::Relaxed) {
+                true => Err(io::Error::from_raw_os_error(libc::EIO)),
+                false => file.sync_data(),
+            }
+        }
+        let dir = std::env::temp_dir().join(format!("belay-recall-each-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (mut files, _) = Files::open(&dir, "f", Life::Lasting).unwrap();
+        files.sync = sync;
+        let keys = [1, 2, 3].map(|version| Key { version, serial: 2 });
+        let shape = Shape::new([(1, 3)]).unwrap();
+        for key in keys {
+            files.write(key, &shape, &[&[1, 2, 3]], &AtomicBool::new(false)).unwrap();
+        }
+        assert!(files.sync().is_err());
+        assert_eq!(*files.unsynced.lock().unwrap(), BTreeSet::from([keys[0]]));
+        files.sync().unwrap();
+        drop(files);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_is_whole_is_read_also_where_the_directory_cannot_be_made_to_agree() {
+        let dir = std::env::temp_dir().join(format!("belay-recall-agree-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (files, _) = Files::open(&dir, "f", Life::Lasting).unwrap();
+        let key = Key { version: 1, serial: 2 };
+        let (shape, mut read) = (Shape::new([(1, 3)]).unwrap(), [0; 3]);
+        files.write(key, &shape, &[&[1, 2, 3]], &AtomicBool::new(false)).unwrap();
+        let notes = dir.join("f").join(belay_abi::histories::NOTES);
+        std::fs::remove_dir(&notes).unwrap();
+        std::fs::write(&notes, "").unwrap();
+        files.keep.restarted();
+        assert!(files.settle().is_err());
+        files.read(key, &shape, &mut [&mut read], &AtomicBool::new(false)).unwrap();
+        assert_eq!(read, [1, 2, 3]);
         drop(files);
         std::fs::remove_dir_all(&dir).unwrap();
     }

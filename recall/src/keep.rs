@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 type Notes = BTreeSet<String>;
@@ -58,6 +59,8 @@ pub(crate) struct Keep {
     known: Mutex<Known>,
     stamp: Stamp,
     life: Life,
+    /// Names have changed since the directory was synced.
+    pub(crate) is_renamed: AtomicBool,
 }
 
 /// What says that versions live until they are read.
@@ -118,17 +121,21 @@ impl Known {
             return Ok(());
         }
         let before = std::mem::replace(&mut self.live, live);
-        let mut failed = Ok(());
-        for (key, notes) in std::mem::take(&mut self.gone) {
+        self.retire_all(dir).inspect_err(|_| self.live = before)
+    }
+
+    /// What no checkpoint needs goes, and the rest of what is gone is no version. Each is tried, those first that make room.
+    fn retire_all(&mut self, dir: &Dir) -> io::Result<()> {
+        let is_needless = |(_, notes): &(Key, Notes)| notes.is_disjoint(&self.live);
+        let (needless, needed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.gone).into_iter().partition(is_needless);
+        let mut end = Ok(());
+        for (key, notes) in needless.into_iter().chain(needed) {
             if let Err(e) = self.retire(dir, key, notes.clone()) {
                 self.gone.insert(key, notes);
-                failed = Err(e);
+                end = end.and(Err(e));
             }
         }
-        if failed.is_err() {
-            self.live = before;
-        }
-        failed
+        end
     }
 
     /// A file is no version any more; `notes` are those of checkpoints that need it, if they are still there.
@@ -142,22 +149,24 @@ impl Known {
         dir.open(&key.gone(), OFlags::WRONLY | OFlags::CREATE).map(drop)
     }
 
-    /// After a restart: the directory is made to agree.
+    /// After a restart: the directory is made to agree, as far as can be.
     fn agree(&mut self, dir: &Dir) -> io::Result<()> {
         // Checkpoints that this memory does not know may need what it takes for needless.
-        let others: Notes = live(dir)?.difference(&self.live).cloned().collect();
+        let live = live(dir)?;
+        let others: Notes = live.difference(&self.live).cloned().collect();
         self.gone.values_mut().for_each(|notes| notes.extend(others.iter().cloned()));
-        self.refresh(dir)?;
+        self.live = live;
         let found = look(dir)?;
-        let again = found.gone.iter().filter(|key| self.files.contains_key(key));
-        again.map(|key| key.gone()).try_for_each(|name| dir.unlink(&name))?;
-        for key in found.versions.union(&found.gone) {
-            if !self.files.contains_key(key) {
-                let notes = self.gone.remove(key).unwrap_or_else(|| self.live.clone());
-                self.retire(dir, *key, notes)?;
-            }
+        let (again, gone): (Vec<&Key>, Vec<_>) = found
+            .gone
+            .union(&found.versions)
+            .partition(|key| self.files.contains_key(key));
+        for key in gone {
+            self.gone.entry(*key).or_insert_with(|| self.live.clone());
         }
-        Ok(())
+        let again = again.into_iter().map(|key| dir.unlink(&key.gone()));
+        let end = again.fold(Ok(()), io::Result::and);
+        end.and(self.retire_all(dir))
     }
 }
 
@@ -189,6 +198,8 @@ impl Keep {
             known: Mutex::new(known),
             stamp,
             life,
+            // By whoever had it open before.
+            is_renamed: AtomicBool::new(true),
         };
         if is_other && !found.versions.is_empty() {
             return Ok((keep, None));
@@ -226,7 +237,9 @@ impl Keep {
         let birth = self.stamp.birth()?;
         if known.birth != birth {
             self.mark(dir)?;
-            known.agree(dir)?;
+            let agreed = known.agree(dir);
+            self.is_renamed.store(true, Ordering::Relaxed);
+            agreed?;
             known.birth = birth;
         }
         Ok(known)
@@ -243,6 +256,7 @@ impl Keep {
         // Otherwise it was also written by what the process did before it was restarted, and later checkpoints can need it.
         let notes = if is_new { known.live.clone() } else { Notes::new() };
         known.files.insert(key, notes);
+        self.is_renamed.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -257,6 +271,14 @@ impl Keep {
         known.retire(dir, key, notes).inspect_err(|_| {
             known.files.insert(key, before);
         })
+    }
+}
+
+#[cfg(test)]
+impl Keep {
+    /// As after a restart by belay, of memory that is as it is now.
+    pub(crate) fn restarted(&self) {
+        self.known.lock().unwrap().birth = (0, 0, 0);
     }
 }
 
@@ -412,6 +434,30 @@ mod tests {
         p.restart(&third);
         p.keep.settle(&p.dir).unwrap();
         assert_eq!(p.shown(), (vec![1, 2], vec![2]));
+    }
+
+    #[test]
+    fn after_a_restart_as_much_as_can_be_agrees_and_the_rest_is_tried_again() {
+        let p = Place::new("much");
+        p.write(1);
+        let first = p.checkpoint(1);
+        p.commit(1);
+        p.remove(1);
+        p.write(2);
+        p.write(3);
+        let gone = p.base.join("h").join(key(2).gone());
+        std::fs::create_dir(&gone).unwrap();
+        p.restart(&first);
+        for _ in 0..2 {
+            assert!(p.keep.settle(&p.dir).is_err());
+            assert_eq!(p.shown(), (vec![1, 2, 3], vec![2, 3]));
+        }
+        std::fs::remove_dir(&gone).unwrap();
+        p.keep.settle(&p.dir).unwrap();
+        assert_eq!(p.shown(), (vec![1, 2, 3], vec![2, 3]));
+        p.forget(1);
+        p.write(4);
+        assert_eq!(p.shown(), (vec![1, 4], vec![]));
     }
 
     #[test]

@@ -30,7 +30,7 @@ fn run(shared: &Shared, lane: Lane) {
     let mut tried = 0.0;
     loop {
         // Room on the disk comes before everything that may need it.
-        if let Some(key) = is_lowest.then(|| desk.rubbish.pop()).flatten() {
+        if let Some(key) = is_lowest.then(|| desk.rubbish.pop_first()).flatten() {
             desk = shared.remove(desk, key);
             continue;
         }

@@ -169,8 +169,11 @@ impl History {
     pub fn drop_version(&self, version: u64) -> Result<(), HistoryError> {
         let _turn = self.turn()?;
         let mut desk = self.desk()?;
-        if desk.damaged(version) {
-            return desk.forget_damaged(version);
+        desk.try_again();
+        if desk.is_damaged(version) {
+            desk.forget_damaged(version);
+            self.shared.poll(&mut desk);
+            return desk.fault();
         }
         desk.shape(version)?;
         desk = self.shared.halt(desk, Version(version));
@@ -182,19 +185,29 @@ impl History {
     }
 
     /// Waits until all that has been put is so far down. An error is that of a copy that has begun and failed meanwhile;
-    /// nothing is lost with it. One that was under way before and fails is tried again first.
+    /// nothing is lost with it. One that was under way before and fails is tried again first. Where the process can be
+    /// lost, what has been dropped does not come back: a file that cannot be removed is an error too.
     pub fn wait(&self, level: Level) -> Result<(), HistoryError> {
         self.flush(level)?;
+        if level == Level::Host {
+            return Ok(());
+        }
+        self.shared.settle()?;
+        // What is there no more does not come back either.
+        self.shared.tidy()?;
         match level {
             Level::Durable => self.shared.sync(),
-            Level::Local => self.shared.settle(),
-            Level::Host => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Whether all that has been put is so far down, without waiting. Only [`History::wait`] makes anything durable.
     pub fn is_at(&self, level: Level) -> Result<bool, HistoryError> {
         let is_there = self.desk()?.planner.is_flushed(self.shared.tier(level));
+        if is_there && level > Level::Host {
+            // After a restart memory says how the files were.
+            self.shared.settle()?;
+        }
         Ok(is_there && (level < Level::Durable || self.shared.files.is_synced()))
     }
 
@@ -283,5 +296,32 @@ impl Drop for History {
     fn drop(&mut self) {
         // Who wants to know calls `close`.
         let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_restart_nothing_is_said_of_the_files_before_they_are_those_of_then() {
+        let dir = std::env::temp_dir().join(format!("belay-recall-then-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let history = History::open(Options::new(&dir, "h", 1 << 20)).unwrap();
+        history.put(1, &[(0, &[7])]).unwrap();
+        history.wait(Level::Durable).unwrap();
+        let names = || std::fs::read_dir(dir.join("h")).unwrap().map(|e| e.unwrap().path());
+        let file = names().find(|p| p.extension().is_some_and(|e| e == "version")).unwrap();
+        // What was done after the checkpoint has dropped it.
+        std::fs::write(file.with_extension("gone"), "").unwrap();
+        let is_at = |level| history.is_at(level).unwrap();
+        assert!(is_at(Level::Local) && is_at(Level::Durable));
+        history.shared.files.restarted();
+        assert!(!is_at(Level::Durable) && is_at(Level::Local));
+        assert!(names().all(|p| p.extension().is_none_or(|e| e != "gone")));
+        history.wait(Level::Durable).unwrap();
+        assert!(is_at(Level::Durable));
+        history.close().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

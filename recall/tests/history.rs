@@ -221,9 +221,11 @@ fn a_damaged_file_is_an_error_for_its_version_alone() {
             _ => answer.unwrap(),
         }
     }
-    assert_eq!(history.put(2, &[]).unwrap_err().errno(), libc::EEXIST);
-    (1..=3).for_each(|v| history.drop_version(v).unwrap());
+    assert_eq!(history.put(1, &[]).unwrap_err().errno(), libc::EEXIST);
+    // Nobody sees it among the versions: it is put as one that was never there.
     put(&history, 2, 10);
+    get(&history, 2, 10, After::Keep).unwrap();
+    [1, 3].into_iter().for_each(|v| history.drop_version(v).unwrap());
     history.close().unwrap();
     assert_eq!(dir.files().len(), 4);
 }
@@ -441,4 +443,59 @@ fn a_lane_that_removes_files_when_it_is_time_to_try_again_does_so_afterwards() {
     (1..50).for_each(|v| history.drop_version(v).unwrap());
     let end = receive.recv_timeout(std::time::Duration::from_secs(20));
     end.expect("it waits for ever").unwrap();
+}
+
+#[test]
+fn what_cannot_be_removed_is_said_by_a_wait_and_tried_again() {
+    let dir = Dir::new("stuck");
+    let history = History::open(dir.options(4 * MIB)).unwrap();
+    (0..6).for_each(|v| put(&history, v, 1000));
+    history.wait(Level::Durable).unwrap();
+    let notes = Notes::many(&dir, 0);
+    let stuck = |version| {
+        notes.block();
+        history.drop_version(version).unwrap();
+        for level in [Level::Local, Level::Durable] {
+            let end = history.wait(level);
+            assert!(matches!(&end, Err(e) if e.errno() == libc::ENOTDIR), "{end:?}");
+        }
+        history.wait(Level::Host).unwrap();
+        notes.open();
+    };
+    stuck(0);
+    history.wait(Level::Local).unwrap();
+    assert_eq!(dir.files().len(), 5);
+    // Whoever comes next has it tried, in the background.
+    let gone = |files| {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while dir.files().len() != files {
+            assert!(std::time::Instant::now() < end, "{:?}", dir.files());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    stuck(1);
+    history.drop_version(2).unwrap();
+    gone(3);
+    stuck(3);
+    put(&history, 6, 1000);
+    gone(3);
+    history.wait(Level::Durable).unwrap();
+    assert_eq!(history.versions().unwrap(), [4, 5, 6]);
+}
+
+#[test]
+fn a_version_whose_file_somebody_has_removed_is_not_durable() {
+    let dir = Dir::new("stolen");
+    let history = History::open(dir.options(4 * MIB)).unwrap();
+    (0..3).for_each(|v| put(&history, v, 1000));
+    history.wait(Level::Local).unwrap();
+    std::fs::remove_file(&dir.files()[1]).unwrap();
+    for _ in 0..2 {
+        let end = history.wait(Level::Durable).unwrap_err();
+        assert!(end.to_string().contains("version 1"), "{end}");
+        assert!(!history.is_at(Level::Durable).unwrap());
+    }
+    history.drop_version(1).unwrap();
+    history.wait(Level::Durable).unwrap();
+    assert!(history.is_at(Level::Durable).unwrap());
 }
