@@ -96,16 +96,15 @@ BELAY_LEVELS_WEAK int FTI_Init(const char *configFile, MPI_Comm globalComm) {
                                    sizeof(unsigned char), sizeof(unsigned short), sizeof(unsigned int), sizeof(unsigned long),
                                    sizeof(float),         sizeof(double),       sizeof(long double)};
     char near_dir[PATH_MAX], far_dir[PATH_MAX];
-    int rank, ready;
+    int rank;
     if (f->started) return belay_fti_refuse("it is initialized already");
     memcpy(f->sizes, sizes, sizeof sizes);
     f->types = (int)(sizeof sizes / sizeof *sizes);
     MPI_Comm_dup(globalComm, &FTI_COMM_WORLD);
     MPI_Comm_rank(FTI_COMM_WORLD, &rank);
-    ready = belay_fti_configure(configFile, near_dir, far_dir, PATH_MAX) == 0 &&
-            belay_levels_open(&f->levels, "FTI", near_dir, far_dir, "fti", rank, FTI_COMM_WORLD) == 0;
-    if (!belay_levels_all(FTI_COMM_WORLD, ready)) {
-        if (ready) belay_levels_close(&f->levels);
+    /* Opening is collective too: nobody begins it without the others. */
+    if (!belay_levels_all(FTI_COMM_WORLD, belay_fti_configure(configFile, near_dir, far_dir, PATH_MAX) == 0) ||
+        belay_levels_open(&f->levels, "FTI", near_dir, far_dir, "fti", rank, FTI_COMM_WORLD) < 0) {
         MPI_Comm_free(&FTI_COMM_WORLD);
         return FTI_NSCS;
     }

@@ -37,8 +37,12 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     want(argc > 2, "arguments");
     want(FTI_Init("/nowhere/config.fti", MPI_COMM_WORLD) == FTI_NSCS, "a configuration that is not there");
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    alarm(60);
+    const char *others = rank == 1 ? "/nowhere/config.fti" : argv[1];
+    want(FTI_Init(others, MPI_COMM_WORLD) == FTI_NSCS, "a configuration that one rank cannot read");
     want(FTI_Init(argv[1], MPI_COMM_WORLD) == FTI_SCES, "FTI_Init");
-    MPI_Comm_rank(FTI_COMM_WORLD, &rank);
+    alarm(0);
     MPI_Comm_size(FTI_COMM_WORLD, &ranks);
     int by_hand = argv[2][0] == 'c';
     double spare;
