@@ -8,8 +8,10 @@ use crate::Version;
 /// Extents of one size.
 #[derive(Debug, Clone)]
 pub struct Paged {
-    /// Numbers of the free ones; the last is given away first.
-    free: Vec<u32>,
+    /// Numbers of those that have been given back; the last is given away first.
+    given: Vec<u32>,
+    /// From this number on none has ever been taken.
+    fresh: u32,
     count: u32,
 }
 
@@ -17,7 +19,8 @@ impl Paged {
     /// An arena of `count` extents.
     pub fn new(count: u32) -> Self {
         Self {
-            free: (0..count).rev().collect(),
+            given: Vec::new(),
+            fresh: 0,
             count,
         }
     }
@@ -29,22 +32,28 @@ impl Paged {
 
     /// Those that are free.
     pub fn free(&self) -> u32 {
-        self.free.len() as u32
+        self.given.len() as u32 + (self.count - self.fresh)
     }
 
     /// `n` extents, or nothing if there are fewer.
     pub fn take(&mut self, n: u32) -> Option<Vec<u32>> {
-        let at = self.free.len().checked_sub(n as usize)?;
-        let mut taken = self.free.split_off(at);
+        if n > self.free() {
+            return None;
+        }
+        let again = self.given.len().min(n as usize);
+        let mut taken = self.given.split_off(self.given.len() - again);
         taken.reverse();
+        let fresh = self.fresh + (n - again as u32);
+        taken.extend(self.fresh..fresh);
+        self.fresh = fresh;
         Some(taken)
     }
 
     /// Gives extents back.
     pub fn give(&mut self, extents: Vec<u32>) {
-        debug_assert!(extents.iter().all(|e| *e < self.count));
-        self.free.extend(extents.into_iter().rev());
-        debug_assert!(self.free.len() <= self.count as usize);
+        debug_assert!(extents.iter().all(|e| *e < self.fresh));
+        self.given.extend(extents.into_iter().rev());
+        debug_assert!(self.given.len() <= self.fresh as usize);
     }
 }
 
@@ -123,6 +132,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
+
+    #[test]
+    fn extents_that_were_never_taken_cost_no_memory() {
+        let mut arena = Paged::new(u32::MAX);
+        assert_eq!(arena.take(3), Some(vec![0, 1, 2]));
+        arena.give(vec![0, 1]);
+        assert_eq!(arena.take(3), Some(vec![0, 1, 3]));
+        assert_eq!(arena.free(), u32::MAX - 4);
+        assert!(arena.given.capacity() < 100);
+    }
 
     proptest! {
         /// I1, paged.

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 const MOST_TOLD: u64 = 1 << 60;
 /// Reads that pass a hint over until it is dropped.
 const PASSES: u8 = 3;
+/// Hints that are done and first in the list are taken out together, when there are so many at least.
+const BLOCK: usize = 256;
 
 /// Sums over a list of numbers that change, in logarithmic time.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +18,14 @@ struct Sums {
 }
 
 impl Sums {
+    /// Of the numbers from `from` on.
+    fn rest(&self, from: usize) -> Self {
+        let mut rest = Self::default();
+        let value = |at| self.before(at + 1) - self.before(at);
+        (from..self.tree.len()).for_each(|at| rest.push(value(at)));
+        rest
+    }
+
     fn push(&mut self, value: u64) {
         let i = self.tree.len() + 1;
         let (mut sum, mut j) = (value, i - 1);
@@ -71,7 +81,9 @@ pub struct Before {
 /// The queue of hints. Positions count all hints that there ever were.
 #[derive(Debug, Clone, Default)]
 pub struct Order {
+    /// From position `base` on: none before that is left.
     entries: Vec<Entry>,
+    base: usize,
     head: usize,
     of: BTreeMap<Version, VecDeque<usize>>,
     reads: Sums,
@@ -87,7 +99,8 @@ impl Order {
     pub fn push(&mut self, version: Version, size: Option<u64>, put: bool) {
         let may_be = |size: &u64| put || self.told.checked_add(*size).is_some_and(|told| told <= MOST_TOLD);
         let size = size.filter(may_be);
-        self.of.entry(version).or_default().push_back(self.entries.len());
+        let end = self.end();
+        self.of.entry(version).or_default().push_back(end);
         self.entries.push(Entry {
             version,
             size,
@@ -104,15 +117,14 @@ impl Order {
 
     /// Forgets the hints from position `from` on: the versions that were there.
     pub fn cut(&mut self, from: usize) -> Vec<Version> {
-        let live: Vec<usize> = (from.max(self.head)..self.entries.len())
-            .filter(|at| !self.entries[*at].gone)
-            .collect();
+        let live: Vec<usize> = self.from(from).map(|(at, ..)| at).collect();
         live.into_iter().map(|at| self.remove(at)).collect()
     }
 
     /// The version has been put with this size.
     pub fn put(&mut self, version: Version, size: u64) {
         for at in self.of.get(&version).into_iter().flatten().copied() {
+            let at = at - self.base;
             let entry = &mut self.entries[at];
             if entry.put {
                 continue;
@@ -126,7 +138,8 @@ impl Order {
         }
     }
 
-    fn remove(&mut self, at: usize) -> Version {
+    fn remove(&mut self, position: usize) -> Version {
+        let at = position - self.base;
         let entry = &mut self.entries[at];
         entry.gone = true;
         let Entry { version, size, put, .. } = *entry;
@@ -136,30 +149,44 @@ impl Order {
         self.unknown.change(at, u64::from(size.is_none()), 0);
         self.told -= size.filter(|_| !put).unwrap_or(0);
         if let Some(positions) = self.of.get_mut(&version) {
-            positions.retain(|p| *p != at);
+            positions.retain(|p| *p != position);
             if positions.is_empty() {
                 self.of.remove(&version);
             }
         }
-        while self.entries.get(self.head).is_some_and(|e| e.gone) {
-            self.head += 1;
-        }
+        let rest = &self.entries[self.head - self.base..];
+        self.head += rest.iter().take_while(|e| e.gone).count();
+        self.shrink();
         version
+    }
+
+    /// Takes what is done out of the list, so seldom that this costs each hint little.
+    fn shrink(&mut self) {
+        let done = self.head - self.base;
+        if done < BLOCK || done < self.entries.len() / 2 {
+            return;
+        }
+        self.entries = self.entries.split_off(done);
+        for sums in [&mut self.reads, &mut self.bytes, &mut self.unput, &mut self.unknown] {
+            *sums = sums.rest(done);
+        }
+        self.base = self.head;
     }
 
     /// The program reads `version`: the hint for that is done, and those that have been passed over too often are
     /// dropped. Returns the versions of the latter.
     pub fn got(&mut self, version: Version) -> Vec<Version> {
         let at = self.next(version);
-        let before = at.unwrap_or(self.entries.len().min(self.head + 1));
-        let mut dropped = Vec::new();
+        let before = at.unwrap_or(self.end().min(self.head + 1));
+        let mut done = Vec::new();
         for i in self.head..before {
-            let entry = &mut self.entries[i];
+            let entry = &mut self.entries[i - self.base];
             entry.passed += u8::from(!entry.gone);
             if !entry.gone && entry.passed >= PASSES {
-                dropped.push(self.remove(i));
+                done.push(i);
             }
         }
+        let dropped = done.into_iter().map(|i| self.remove(i)).collect();
         if let Some(at) = at {
             self.remove(at);
         }
@@ -180,6 +207,7 @@ impl Order {
 
     /// What is expected before position `at`.
     pub fn before(&self, at: usize) -> Before {
+        let at = at.saturating_sub(self.base);
         Before {
             reads: self.reads.before(at),
             bytes: self.bytes.before(at),
@@ -190,7 +218,7 @@ impl Order {
 
     /// All hints that are left.
     pub fn left(&self) -> Before {
-        self.before(self.entries.len())
+        self.before(self.end())
     }
 
     /// Bytes of versions that have not been put, where the program has told them.
@@ -205,13 +233,13 @@ impl Order {
 
     /// The position of the next hint that will be appended.
     pub fn end(&self) -> usize {
-        self.entries.len()
+        self.base + self.entries.len()
     }
 
     /// Hints from position `from` on: where, which version, and its size if it is known.
     pub fn from(&self, from: usize) -> impl Iterator<Item = (usize, Version, Option<u64>)> + '_ {
-        let from = from.max(self.head).min(self.entries.len());
-        let live = self.entries[from..].iter().enumerate().filter(|(_, e)| !e.gone);
+        let from = from.max(self.head).min(self.end());
+        let live = self.entries[from - self.base..].iter().enumerate().filter(|(_, e)| !e.gone);
         live.map(move |(i, e)| (from + i, e.version, e.size))
     }
 }
@@ -269,7 +297,53 @@ mod tests {
         assert_eq!(left, [0, 3]);
     }
 
+    #[test]
+    fn hints_that_are_done_take_no_memory() {
+        let mut order = Order::default();
+        for v in 0..10_000 {
+            order.push(Version(v), Some(10), true);
+            order.got(Version(v));
+        }
+        assert!(order.entries.len() < 1000 && order.entries.capacity() < 2000);
+        assert_eq!((order.head(), order.end()), (10_000, 10_000));
+    }
+
     proptest! {
+        /// Positions and sums count those too that have been forgotten.
+        #[test]
+        fn it_is_a_list(steps in prop::collection::vec((0u8..4, 0u64..20, 1u64..100), 0..600)) {
+            let (mut order, mut list) = (Order::default(), Vec::<Option<(Version, u64)>>::new());
+            for (step, v, size) in steps {
+                let version = Version(v);
+                match step {
+                    0 | 1 => {
+                        order.push(version, Some(size), true);
+                        list.push(Some((version, size)));
+                    }
+                    2 => {
+                        order.forget(version);
+                        list.iter_mut().filter(|e| e.is_some_and(|e| e.0 == version)).for_each(|e| *e = None);
+                    }
+                    _ => {
+                        let from = list.len().saturating_sub(size as usize % 8);
+                        let cut: Vec<Version> = list[from..].iter_mut().filter_map(|e| Some(e.take()?.0)).collect();
+                        prop_assert_eq!(order.cut(from), cut);
+                    }
+                }
+                let left = || list.iter().enumerate().filter_map(|(at, e)| Some((at, (*e)?)));
+                prop_assert!(order.from(0).eq(left().map(|(at, (v, s))| (at, v, Some(s)))));
+                prop_assert_eq!(order.end(), list.len());
+                for at in 0..=list.len() {
+                    let before = order.before(at);
+                    let sizes: Vec<u64> = left().filter(|(n, _)| *n < at).map(|(_, (_, s))| s).collect();
+                    prop_assert_eq!((before.reads, before.bytes), (sizes.len() as u64, sizes.iter().sum()));
+                }
+                for v in 0..20 {
+                    prop_assert_eq!(order.next(Version(v)), left().find(|(_, (of, _))| of.0 == v).map(|(at, _)| at));
+                }
+            }
+        }
+
         #[test]
         fn sums_are_those_of_the_list(steps in prop::collection::vec((any::<bool>(), 0usize..50, 0u64..100), 1..100)) {
             let (mut sums, mut list) = (Sums::default(), Vec::new());
