@@ -235,7 +235,8 @@ impl Planner {
     pub fn hint_sized(&mut self, versions: impl IntoIterator<Item = (Version, Option<u64>)>) {
         for (version, size) in versions {
             let put = self.table.size(version);
-            self.order.push(version, put.or(size), put.is_some());
+            let told = size.map(|bytes| self.table.size_of(bytes));
+            self.order.push(version, put.or(told), put.is_some());
             self.rank(version);
         }
         self.look_again();
@@ -363,7 +364,7 @@ impl Planner {
     }
 
     fn begin(&mut self, now: f64, version: Version, copy: Copy) -> Job {
-        let bytes = self.table.size(version).unwrap_or(0);
+        let bytes = self.table.bytes(version).unwrap_or(0);
         self.ids += 1;
         let id = self.ids;
         match copy {
@@ -395,7 +396,7 @@ impl Planner {
             Copy::Down { from } => self.need_down(from),
             Copy::Up { to } => self.need_up(to, None),
             Copy::Put { to } => self.need_down(to.saturating_sub(1)),
-            Copy::Read { from } => self.need_up(from.saturating_sub(1), Some(job.bytes)),
+            Copy::Read { from } => self.need_up(from.saturating_sub(1), Some(self.size(job.version))),
         }
     }
 
@@ -412,8 +413,8 @@ impl Planner {
         let Running { job, began } = self.jobs.remove(&id).ok_or(PlanError::Job(id))?;
         self.leave_lane(job);
         self.changed();
-        let rate = job.bytes as f64 / (now - began).max(1e-9);
         let version = job.version;
+        let rate = self.size(version) as f64 / (now - began).max(1e-9);
         match job.copy {
             Copy::Put { to } => {
                 self.table.apply(version, to, Event::Arrived)?;
@@ -558,6 +559,11 @@ impl Planner {
     /// All versions that are there have hints, or have been read.
     fn is_known(&self) -> bool {
         self.unhinted.is_empty() && self.order.end() > 0
+    }
+
+    /// Bytes of room that a version takes: all that is compared with room, and all rates, are in these.
+    fn size(&self, version: Version) -> u64 {
+        self.table.size(version).unwrap_or(0)
     }
 
     /// Bytes of the tiers down to `tier`.

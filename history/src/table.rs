@@ -105,6 +105,9 @@ enum List {
 
 #[derive(Debug, Clone)]
 struct Record {
+    /// Bytes that it has,
+    bytes: u64,
+    /// and those of room that it takes.
     size: u64,
     rank: Rank,
     states: [State; TIERS],
@@ -138,6 +141,8 @@ struct Tier {
 pub struct Table {
     versions: BTreeMap<Version, Record>,
     tiers: Vec<Tier>,
+    /// Bytes of the largest extent: sizes are counted in so many, or what takes all room would seem to leave some.
+    unit: u64,
 }
 
 impl Table {
@@ -165,7 +170,12 @@ impl Table {
             deepest: 0,
             fastest: 0,
         };
+        let unit = |room: &Room| match *room {
+            Room::Paged { extent, .. } => extent,
+            Room::Contiguous { .. } | Room::Endless => 1,
+        };
         Self {
+            unit: rooms.iter().map(unit).max().unwrap_or(1),
             versions: BTreeMap::new(),
             tiers: rooms.iter().take(TIERS).map(tier).collect(),
         }
@@ -177,12 +187,13 @@ impl Table {
     }
 
     /// A new version, which no tier has.
-    pub fn add(&mut self, version: Version, size: u64) -> Result<(), TableError> {
+    pub fn add(&mut self, version: Version, bytes: u64) -> Result<(), TableError> {
         if self.versions.contains_key(&version) {
             return Err(TableError::Exists(version));
         }
         let record = Record {
-            size,
+            bytes,
+            size: self.size_of(bytes),
             rank: Rank::default(),
             states: [State::Absent; TIERS],
             pins: [0; TIERS],
@@ -200,9 +211,19 @@ impl Table {
         self.versions.keys().copied()
     }
 
-    /// Its size, if it is known.
+    /// Bytes that it has, if it is known.
+    pub fn bytes(&self, version: Version) -> Option<u64> {
+        self.versions.get(&version).map(|r| r.bytes)
+    }
+
+    /// Bytes of room that it takes, if it is known.
     pub fn size(&self, version: Version) -> Option<u64> {
         self.versions.get(&version).map(|r| r.size)
+    }
+
+    /// Bytes of room that a version of so many bytes takes.
+    pub fn size_of(&self, bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(self.unit).unwrap_or(u64::MAX)
     }
 
     /// What `tier` has of it.
@@ -258,10 +279,10 @@ impl Table {
     /// Where a version lies in the memory of `tier`: ranges of bytes, in order. None in an endless tier, whose room has
     /// no addresses.
     pub fn place(&self, version: Version, tier: usize) -> Vec<Range<u64>> {
-        let size = self.size(version).unwrap_or(0);
+        let mut left = self.bytes(version).unwrap_or(0);
         match &self.tiers[tier].arena {
             Arena::Paged { extent, held, .. } => {
-                let (mut left, mut ranges) = (size, Vec::<Range<u64>>::new());
+                let mut ranges = Vec::<Range<u64>>::new();
                 for e in held.get(&version).into_iter().flatten() {
                     let (start, taken) = (u64::from(*e) * extent, left.min(*extent));
                     match ranges.last_mut() {
@@ -276,7 +297,7 @@ impl Table {
                 let (mut start, mut found) = (0, Vec::new());
                 for f in fragments.fragments() {
                     if f.owner == Some(version) {
-                        found.push(start..start + f.size);
+                        found.push(start..start + f.size.min(left));
                     }
                     start += f.size;
                 }
@@ -401,7 +422,12 @@ impl Table {
     }
 
     fn take(&mut self, version: Version, tier: usize, size: u64) -> Result<(), TableError> {
-        let full = TableError::Full { version, tier, size };
+        let bytes = self.bytes(version).unwrap_or(size);
+        let full = TableError::Full {
+            version,
+            tier,
+            size: bytes,
+        };
         match &mut self.tiers[tier].arena {
             Arena::Paged { free, extent, held } => {
                 let extents = free.take(size.div_ceil(*extent) as u32).ok_or(full)?;

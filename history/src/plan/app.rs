@@ -9,19 +9,20 @@ use crate::Version;
 
 impl Planner {
     /// The application writes a version; it waits until [`Planner::is_blocked`] is false.
-    pub fn put(&mut self, now: f64, version: Version, size: u64) -> Result<(), PlanError> {
+    pub fn put(&mut self, now: f64, version: Version, bytes: u64) -> Result<(), PlanError> {
         if self.app.is_some() {
             return Err(PlanError::Busy);
         }
-        self.enter(version, size)?;
-        self.sizes.add(size as f64);
+        self.enter(version, bytes)?;
+        self.sizes.add(self.size(version) as f64);
         self.ask(now, version, Call::Put);
         Ok(())
     }
 
     /// A version becomes known.
-    pub(super) fn enter(&mut self, version: Version, size: u64) -> Result<(), PlanError> {
-        self.table.add(version, size)?;
+    pub(super) fn enter(&mut self, version: Version, bytes: u64) -> Result<(), PlanError> {
+        self.table.add(version, bytes)?;
+        let size = self.size(version);
         self.stamp += 1;
         let (born, before) = (self.stamp, self.put);
         let age = Age {
@@ -113,7 +114,7 @@ impl Planner {
         let Some(app) = self.app.filter(|a| a.job.is_none()) else {
             return Ok(None);
         };
-        let size = self.table.size(app.version).unwrap_or(0);
+        let size = self.size(app.version);
         let copy = match app.call {
             Call::Put => (0..self.table.tiers())
                 .find(|t| self.table.fits(*t, size))
@@ -135,7 +136,7 @@ impl Planner {
 
     /// The tier that a put goes to; room is free there.
     fn put_to(&mut self, now: f64, version: Version) -> Result<Option<usize>, PlanError> {
-        let size = self.table.size(version).unwrap_or(0);
+        let size = self.size(version);
         if self.table.room(0) >= size && self.rules.choice != Choice::Stall {
             let has_room = self.make_room(now, 0, size, None)?;
             if !has_room {
@@ -156,7 +157,7 @@ impl Planner {
             let can_pass = self.rules.past && below < self.table.tiers() && self.could_fit(below, size);
             let past = can_pass.then(|| size as f64 / self.lanes[tier].down.value);
             let wait = self.lanes[tier].downward.and_then(|id| self.jobs.get(&id)).map(|r| {
-                let whole = r.job.bytes as f64 / self.lanes[tier].down.value;
+                let whole = self.size(r.job.version) as f64 / self.lanes[tier].down.value;
                 (whole - (now - r.began)).max(0.0) + size as f64 / self.copy
             });
             match stall::verdict(here, past, wait) {

@@ -77,7 +77,7 @@ impl Planner {
     }
 
     fn begin_up(&mut self, now: f64, link: usize, version: Version, limit: Option<u64>) -> Result<Option<Job>, PlanError> {
-        let size = self.table.size(version).unwrap_or(0);
+        let size = self.size(version);
         let limit = limit.filter(|_| self.rules.choice == Choice::Stall || self.rules.choice == Choice::Belady);
         // Puts that are still expected find room.
         let spare = match limit {
@@ -104,7 +104,7 @@ impl Planner {
         let Some((rank, version)) = alone.or_else(double) else {
             return Ok(None);
         };
-        let size = self.table.size(version).unwrap_or(0);
+        let size = self.size(version);
         let is_due = match self.rules.flush {
             Flush::All => true,
             Flush::Late => self.flush_all || short.is_some(),

@@ -66,7 +66,7 @@ impl Planner {
 
     fn farthest(&self, tier: usize, size: u64, limit: Option<u64>) -> Option<Vec<Version>> {
         let missing = self.table.missing(tier, size);
-        let sized = self.victims(tier, limit).map(|(_, v)| (v, self.table.size(v).unwrap_or(0)));
+        let sized = self.victims(tier, limit).map(|(_, v)| (v, self.size(v)));
         crate::choose::in_order(missing, sized)
     }
 
@@ -98,7 +98,7 @@ impl Planner {
     }
 
     fn candidate(&self, now: f64, tier: usize, version: Version, wait: f64) -> Candidate {
-        let size = self.table.size(version).unwrap_or(0);
+        let size = self.size(version);
         // A faster tier has it: nobody will bring this one back.
         let is_double = self.table.fastest(version).is_some_and(|t| t < tier);
         Candidate {
@@ -118,7 +118,7 @@ impl Planner {
     fn flushed_in(&self, tier: usize, version: Version) -> f64 {
         let before = |v: Version| self.ages.get(&v).map_or(0, |a| a.before);
         let first = self.table.alone(tier).next().map_or(0, |(_, v)| before(v));
-        let size = self.table.size(version).unwrap_or(0);
+        let size = self.size(version);
         (before(version).saturating_sub(first) + size) as f64 / self.lanes[tier].down.value
     }
 

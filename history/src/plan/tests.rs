@@ -367,6 +367,49 @@ fn the_planner_reaches_the_limit_of_the_pool() {
     }
 }
 
+/// Versions that were hinted, put and read in reverse order, of which tier 0 has room for a quarter: how many it had.
+fn hits_of_small(size: u64) -> u64 {
+    const EXTENT: u64 = 1 << 16;
+    // A copy takes half of the time between two calls.
+    let rate = 2.0 * size as f64 / INTERVAL;
+    let config = Config {
+        rules: Rules::OURS,
+        rooms: vec![
+            Room::Paged {
+                bytes: COUNT as u64 / 4 * EXTENT,
+                extent: EXTENT,
+            },
+            Room::Endless,
+        ],
+        links: vec![Link {
+            down: rate,
+            up: rate,
+            duplex: false,
+        }],
+        copy: 1e15,
+    };
+    let mut world = World::new(&config);
+    world.planner.hint((0..COUNT as u64).rev().map(Version));
+    for v in 0..COUNT as u64 {
+        world.work(INTERVAL);
+        world.put(v, size);
+    }
+    for v in (0..COUNT as u64).rev() {
+        world.work(INTERVAL);
+        world.get(v, After::Discard);
+    }
+    world.planner.stats().hits[0]
+}
+
+#[test]
+fn versions_smaller_than_an_extent_are_flushed_and_fetched_as_others_are() {
+    let [small, whole] = [1000, 1 << 16].map(hits_of_small);
+    assert!(
+        small == whole && whole > COUNT as u64 * 9 / 10,
+        "{small} of small ones, {whole} of whole ones"
+    );
+}
+
 #[derive(Debug, Clone)]
 enum Call {
     Put(u64),

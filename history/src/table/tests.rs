@@ -73,7 +73,7 @@ proptest! {
                 prop_assert!(places.windows(2).all(|w| w[0].end <= w[1].start), "{places:?}");
                 for v in table.versions().filter(|v| t < 2 && table.state(*v, t).takes_room()) {
                     let placed: u64 = table.place(v, t).iter().map(|r| r.end - r.start).sum();
-                    prop_assert_eq!(Some(placed), table.size(v));
+                    prop_assert_eq!(Some(placed), table.bytes(v));
                 }
                 for (_, v) in table.going(t) {
                     prop_assert!((0..3).filter(|o| table.state(v, *o).is_whole()).count() > 1);
