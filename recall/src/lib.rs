@@ -48,6 +48,7 @@ pub use shape::Shape;
 
 use belay_history::Version;
 use desk::{Desk, Shared};
+use lock::Process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -102,7 +103,7 @@ pub struct History {
     turn: Mutex<()>,
     threads: Vec<JoinHandle<()>>,
     life: Life,
-    process: u32,
+    process: Process,
 }
 
 impl History {
@@ -116,7 +117,7 @@ impl History {
             turn: Mutex::new(()),
             threads: Vec::new(),
             life,
-            process: std::process::id(),
+            process: Process::now(),
         };
         for lane in shared.lanes() {
             // What has been started ends when `history` is dropped.
@@ -278,7 +279,7 @@ impl History {
     /// An error in a child of the process that has opened it: to be called before any lock, which a thread of the parent
     /// may have held.
     pub fn is_own(&self) -> Result<(), HistoryError> {
-        match self.process == std::process::id() {
+        match self.process == Process::now() {
             true => Ok(()),
             false => Err(HistoryError::Forked),
         }

@@ -33,6 +33,26 @@ const TAKEN: i32 = -2;
 
 static FIRST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 
+/// How often a child has been forked on the way to this process.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// Which process this is. Its number alone does not tell: a child can have the same in a namespace of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process {
+    number: u32,
+    forks: u64,
+}
+
+impl Process {
+    /// The calling one. Forks count from the first lock on.
+    pub(crate) fn now() -> Self {
+        Self {
+            number: std::process::id(),
+            forks: FORKS.load(Ordering::Relaxed),
+        }
+    }
+}
+
 /// All places.
 fn places() -> impl Iterator<Item = &'static Place> {
     // SAFETY: null, or a place, which is never freed.
@@ -73,6 +93,7 @@ impl Place {
 
 /// In a child that was just forked: only what may be done in a signal handler.
 extern "C" fn give_up() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     for place in places() {
         let (fd, dir) = (place.fd.load(Ordering::Acquire), place.dir.load(Ordering::Relaxed));
         if fd < 0 || dir < 0 {
@@ -94,7 +115,7 @@ extern "C" fn give_up() {
 pub(crate) struct Lock {
     file: File,
     place: &'static Place,
-    process: u32,
+    process: Process,
 }
 
 impl Lock {
@@ -115,7 +136,7 @@ impl Lock {
         let lock = Self {
             file,
             place,
-            process: std::process::id(),
+            process: Process::now(),
         };
         set_lock(&lock.file, Owner::Description, &whole(libc::F_WRLCK))?;
         Ok(lock)
@@ -124,7 +145,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.process != Process::now() {
             return;
         }
         // Also for a child of which this one knows nothing. Where it fails, the lock goes with the descriptor.

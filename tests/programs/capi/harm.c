@@ -1,8 +1,10 @@
 /* What others do to a history: its lock, its directory, its calls. An error each, or nothing. harm DIRECTORY */
+#define _GNU_SOURCE
 #include <belay.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,6 +210,44 @@ static void of_calls(void) {
     free(memory);
 }
 
+/* The first process of a namespace has a child with the same number. */
+static void of_namespaces(void) {
+    belay_history *h;
+    double x = 1;
+    int status;
+    pid_t child = fork();
+    if (!child) {
+        int made = unshare(CLONE_NEWPID | (geteuid() ? CLONE_NEWUSER : 0));
+        /* Not every host lets users have namespaces. */
+        if (made < 0 && errno == EPERM && geteuid()) _exit(0);
+        is("unshare", made, 0);
+        child = fork();
+        if (!child) {
+            is("number", getpid(), 1);
+            is("open", opened("namespaces", 0, &h), 0);
+            is("region", belay_history_region(h, 0, &x, sizeof x), 0);
+            is("put", belay_history_put(h, 1), 0);
+            is("unshare", unshare(CLONE_NEWPID), 0);
+            child = fork();
+            if (!child) {
+                alarm(20);
+                is("number", getpid(), 1);
+                is("get in a child", belay_history_get(h, 1, 0), -ECHILD);
+                is("close in a child", belay_history_close(h), -ECHILD);
+                _exit(0);
+            }
+            is("wait", waitpid(child, &status, 0), child);
+            is("a child of the same number", status, 0);
+            is("close", belay_history_close(h), 0);
+            _exit(0);
+        }
+        is("wait", waitpid(child, &status, 0), child);
+        _exit(status != 0);
+    }
+    is("wait", waitpid(child, &status, 0), child);
+    is("namespaces", status, 0);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     dir = argv[1];
@@ -215,6 +255,7 @@ int main(int argc, char **argv) {
     of_lives();
     of_sizes();
     of_names();
+    of_namespaces();
     of_calls();
     return 0;
 }
