@@ -70,7 +70,8 @@ int belay_history_region(belay_history *history, uint32_t id, void *at, size_t b
 
 /* Writes a version. On return the memory may be changed. -EEXIST: the version is there; one that belay_history_versions
  * does not list, as its file was damaged when the history was opened, is not, and is replaced. -ENOSPC: memory and disk
- * are full; nothing that is there is lost. */
+ * are full; nothing that is there is lost. -EFBIG: memory is full, and the process may not write such a large file
+ * (RLIMIT_FSIZE); there is no SIGXFSZ. */
 int belay_history_put(belay_history *history, uint64_t version);
 
 /* Begins to write a version, and returns while that goes on: the memory may be read, and is changed only after

@@ -21,6 +21,7 @@ use crate::span::{reading, writing};
 use crate::{HistoryError, Life};
 use belay_abi::histories::LOCK;
 use rustix::fs::OFlags;
+use rustix::process::{getrlimit, Resource};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -227,7 +228,7 @@ impl Files {
 
     /// Writes a version. Nothing is left of it if that does not come to its end.
     pub(crate) fn write(&self, key: Key, shape: &Shape, from: &[&[u8]], stop: &AtomicBool) -> Result<(), CopyError> {
-        let draft = self.draft(key)?;
+        let draft = self.draft(key, Record::file_of(shape))?;
         let written = self.fill(draft.file(), key, shape, from, stop);
         let written = written.and_then(|()| Ok(draft.accepted()?));
         let named = written.and_then(|()| Ok(self.keep.enter(&self.dir, key, || self.name(&draft, key))?));
@@ -240,9 +241,13 @@ impl Files {
         Ok(())
     }
 
-    /// A file without a name: nothing is left of it however this ends, and a checkpoint by belay has its contents.
-    /// Where the file system knows no such files, one with a name of its own.
-    fn draft(&self, key: Key) -> io::Result<Draft> {
+    /// A file without a name for `bytes`: nothing is left of it however this ends, and a checkpoint by belay has its
+    /// contents. Where the file system knows no such files, one with a name of its own.
+    fn draft(&self, key: Key, bytes: u64) -> io::Result<Draft> {
+        // The write would end the program by a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
         if self.nameless.load(Ordering::Relaxed) {
             match self.dir.open(".", OFlags::WRONLY | OFlags::TMPFILE) {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {
@@ -396,7 +401,7 @@ impl Files {
     fn write_anew(&self, key: Key, file: &File) -> io::Result<()> {
         let damaged = || io::Error::other(format!("version {} could not be written, and is damaged", key.version));
         let record = self.record(file)?.filter(|r| r.version == key.version).ok_or_else(damaged)?;
-        let draft = self.draft(key)?;
+        let draft = self.draft(key, file.metadata()?.len())?;
         let copied = || {
             let (mut at, mut left) = (0, record.shape.bytes());
             for expected in &record.sums {

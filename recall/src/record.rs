@@ -49,6 +49,18 @@ impl Record {
         out
     }
 
+    /// How long the end is of a file with so much.
+    fn end(bytes: u64, parts: u64, block: u32) -> Option<u64> {
+        let sums = blocks(bytes, block).checked_mul(8)?;
+        sums.checked_add(12 * parts)?.checked_add(FIXED as u64)
+    }
+
+    /// How long the file of a version is.
+    pub(crate) fn file_of(shape: &Shape) -> u64 {
+        let end = Self::end(shape.bytes(), shape.parts().len() as u64, BLOCK);
+        end.and_then(|end| end.checked_add(shape.bytes())).unwrap_or(u64::MAX)
+    }
+
     /// How long the end of a file of `file` bytes is, from its fixed part; nothing if it cannot be one.
     pub(crate) fn length(fixed: &[u8; FIXED], file: u64) -> Option<usize> {
         let mut fields = Fields(fixed);
@@ -61,8 +73,7 @@ impl Record {
         if block != BLOCK || parts as usize > PARTS {
             return None;
         }
-        let sums = blocks(bytes, block).checked_mul(8)?;
-        let end = sums.checked_add(12 * u64::from(parts))?.checked_add(FIXED as u64)?;
+        let end = Self::end(bytes, u64::from(parts), block)?;
         (bytes.checked_add(end)? == file).then(|| usize::try_from(end).ok())?
     }
 
@@ -140,6 +151,7 @@ mod tests {
             let record = record(&sizes);
             let end = record.encode();
             let file = record.shape.bytes() + end.len() as u64;
+            prop_assert_eq!(Record::file_of(&record.shape), file);
             prop_assert_eq!(Record::length(&fixed(&end), file), Some(end.len()));
             prop_assert_eq!(Record::length(&fixed(&end), file + 1), None);
             prop_assert_eq!(Record::decode(&end), Some(record));

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -248,6 +249,33 @@ static void of_namespaces(void) {
     is("namespaces", status, 0);
 }
 
+/* A file that is larger than the process may write is an error, not the end of the program. */
+static void of_limits(void) {
+    static char memory[300000];
+    struct rlimit before, small;
+    belay_history_opts opts = {.name = "limits", .dir = dir, .host_bytes = 1 << 16};
+    belay_history *h;
+    is("getrlimit", getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = sizeof memory;
+    is("open", belay_history_open(&opts, &h), 0);
+    is("region", belay_history_region(h, 0, memory, sizeof memory), 0);
+    is("setrlimit", setrlimit(RLIMIT_FSIZE, &small), 0);
+    /* With its end it is larger. */
+    is("put", belay_history_put(h, 1), -EFBIG);
+    is("region", belay_history_region(h, 0, memory, 1000), 0);
+    is("put", belay_history_put(h, 1), 0);
+    is("wait", belay_history_wait(h, BELAY_H_DURABLE), 0);
+    small.rlim_cur = 500;
+    is("setrlimit", setrlimit(RLIMIT_FSIZE, &small), 0);
+    is("put", belay_history_put(h, 2), 0);
+    is("wait", belay_history_wait(h, BELAY_H_DURABLE), -EFBIG);
+    is("setrlimit", setrlimit(RLIMIT_FSIZE, &before), 0);
+    is("region", belay_history_region(h, 0, memory, sizeof memory), 0);
+    is("put", belay_history_put(h, 3), 0);
+    is("close", belay_history_close(h), 0);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     dir = argv[1];
@@ -256,6 +284,7 @@ int main(int argc, char **argv) {
     of_sizes();
     of_names();
     of_namespaces();
+    of_limits();
     of_calls();
     return 0;
 }
