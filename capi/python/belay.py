@@ -166,6 +166,22 @@ def _numbers(values):
     return (_u64 * len(values))(*values), len(values)
 
 
+_forks = 0
+
+
+def _forked():
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _this_process():
+    # In a namespace of its own a child can have its parent's number.
+    return os.getpid(), _forks
+
+
 class History:
     """A history: versions that are written once, whole, and read back. See docs/histories.md."""
 
@@ -174,7 +190,7 @@ class History:
         self._regions = {}
         self._regions_lock = threading.RLock()
         # Calls that go on, and their threads: the history is closed when there are none. A forked child looks at neither.
-        self._calls, self._changed, self._process = {}, threading.Condition(), os.getpid()
+        self._calls, self._changed, self._process = {}, threading.Condition(), _this_process()
         # What the last of them is to close.
         self._left = None
         options = _Options(
@@ -189,7 +205,7 @@ class History:
         _checked(_library.belay_history_open(ctypes.byref(options), ctypes.byref(self._at)))
 
     def _is_of_parent(self):
-        return os.getpid() != self._process
+        return _this_process() != self._process
 
     def _call(self, name, *arguments):
         function = getattr(_library, "belay_history_" + name)

@@ -131,6 +131,48 @@ def threads(dir):
         assert done == [None] or step == 0, "the put has failed"
 
 
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def namespaces(dir):
+    # The first process of a namespace has a child with the same number, which waits for no call of its parent either.
+    unshare, new_numbers, new_users = ctypes.CDLL(None, use_errno=True).unshare, 0x20000000, 0x10000000
+
+    def outside():
+        if unshare(new_numbers | (new_users if os.geteuid() else 0)) == 0:
+            in_child(first)
+        else:
+            # Not every host lets users have namespaces.
+            assert os.geteuid() and ctypes.get_errno() == errno.EPERM
+
+    def first():
+        history = belay.History("namespaces", dir)
+        history._calls["of another thread"] = 0
+        assert os.getpid() == 1 and unshare(new_numbers) == 0
+
+        def second():
+            assert os.getpid() == 1
+            # The first of a namespace ignores signals that it does not handle.
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+            signal.alarm(20)
+            raises(OSError, errno.ECHILD, history.close)
+
+        in_child(second)
+        history._calls.clear()
+        history.close()
+
+    in_child(outside)
+
+
 def handled(dir):
     # Closed by the handler of a signal that comes while a call goes on: when that has ended.
     history = belay.History("handled", dir)
@@ -179,5 +221,6 @@ reverse(sys.argv[1])
 refused(sys.argv[1])
 handled(sys.argv[1])
 threads(sys.argv[1])
+namespaces(sys.argv[1])
 lasting(sys.argv[1])
 arrays(sys.argv[1])
