@@ -9,9 +9,9 @@ const LOOKS: u32 = 100;
 
 /// Waits until it is so: for as long as a lock is held.
 pub(crate) fn spin(is_so: impl Fn() -> bool) {
-    let mut looks = 0;
+    let mut looks: u32 = 0;
     while !is_so() {
-        looks += 1;
+        looks = looks.wrapping_add(1);
         if looks % LOOKS == 0 {
             yield_now();
         } else {
