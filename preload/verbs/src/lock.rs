@@ -12,7 +12,7 @@ pub(crate) fn spin(is_so: impl Fn() -> bool) {
     let mut looks: u32 = 0;
     while !is_so() {
         looks = looks.wrapping_add(1);
-        if looks % LOOKS == 0 {
+        if looks.is_multiple_of(LOOKS) {
             yield_now();
         } else {
             spin_loop();
