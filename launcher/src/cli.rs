@@ -78,8 +78,8 @@ pub(crate) enum Command {
     Flush(Flush),
     /// Measure the local tiers, so that chunks go where they are written fastest
     ///
-    /// Writes and removes some files in each tier of kind memory or local, with one to nine writers at a time, and
-    /// keeps the result there. Do it once, while nothing else uses the tiers.
+    /// Writes and removes some files in each tier of kind memory or local, with 1 to 9 writers at a time, or up to
+    /// the number of processors, and keeps the result there. Do it once, while nothing else uses the tiers.
     ///
     /// With --predict it measures no tier: it tells how long a checkpoint of this node's memory will take, to stop the
     /// program, to write it, to copy it to durable tiers and to restart from it, and what limits each. A running job
@@ -173,8 +173,8 @@ pub(crate) struct Launch {
     /// How to find what need not be stored again
     #[arg(long, value_name = "HOW", default_value = "hash")]
     pub(crate) differential: Differential,
-    /// Largest file whose contents are saved where it is open and may differ at a restart, since the job overwrites or
-    /// has made it: 64M, all, none; without =SIZE: all [default: save_open_files in belay.toml, else 64M]
+    /// Largest file whose contents are saved where it is open and may differ at a restart, because the job overwrites
+    /// it or has created it: 64M, all, none; without =SIZE: all [default: save_open_files in belay.toml, else 64M]
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) save_open_files: Option<SavedFiles>,
     /// What becomes of data of which programs have declared what they do to it
@@ -264,7 +264,7 @@ pub(crate) struct Checkpoint {
     /// Level to reach
     #[arg(long, default_value = "local")]
     pub(crate) level: Level,
-    /// Wait where the job is just starting, or cannot be taken for another reason that passes by itself
+    /// Wait where the job is just starting, or a checkpoint cannot be taken for another reason that passes by itself
     #[arg(long)]
     pub(crate) wait: bool,
     /// Print one JSON document
@@ -331,8 +331,9 @@ pub(crate) struct Hosts {
 /// `belay run`.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// When a part of the job is lost (with --across-hosts), or a program that the GPU driver cannot put back after a
-    /// checkpoint, end the rest and restart it from the newest checkpoint, on those of --hosts that answer, N times at most
+    /// When a part of the job is lost (with --across-hosts), or the GPU driver cannot put a program back after a
+    /// checkpoint: end what is left and restart the job from the newest checkpoint, on those of --hosts that answer, N
+    /// times at most
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) restarts: u32,
     /// Which of these restarts this is (said by belay itself)

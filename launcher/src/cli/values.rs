@@ -18,7 +18,7 @@ pub(crate) enum Differential {
 pub(crate) enum Access {
     /// What the program overwrites after the checkpoint before it reads it is not stored
     Deferred,
-    /// Less: what the loop overwrites before which it is stopped
+    /// Leaves out less: only what is overwritten by the loop before which the program is stopped
     Certain,
     /// All of it is stored, and belay status says what could be left out
     Report,
