@@ -238,7 +238,11 @@ unsafe fn take(world: &World, state: &mut State, peers: &Peers, round: u32, go_o
 /// What a queue pair waits for, in words.
 fn waits(q: &ShadowQp, peers: &Peers, state: &State) -> String {
     let number = q.number();
-    if q.base.base.state == QPS_SQD && (q.kind() != QPT_RC || is_drained(q, state)) {
+    let held = q.base.base.state == QPS_SQD;
+    if held && q.kind() != QPT_RC {
+        return format!("queue pair {number:#x} holds back requests with completions (SQD): let it send (RTS)");
+    }
+    if held && is_drained(q, state) {
         return format!(
             "queue pair {number:#x} holds its requests back (SQD), and nothing tells which of them are done: let it send (RTS), or give each request a completion of its own"
         );

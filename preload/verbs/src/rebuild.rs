@@ -500,6 +500,12 @@ unsafe fn go_on(world: &World) -> Made {
     Ok(())
 }
 
+/// Has it hold back what is posted from now on, as before.
+unsafe fn hold(q: &ShadowQp) -> Made {
+    let asked = q.shown.lock().to_sqd;
+    to(q, QPS_SQD, asked)
+}
+
 /// Retires what the peer has received, and posts the rest again.
 unsafe fn resend(q: &ShadowQp) -> Made {
     let rested = q.rested.load(Acquire);
@@ -511,7 +517,7 @@ unsafe fn resend(q: &ShadowQp) -> Made {
     let Some(received) = received.filter(|_| rested != QPS_ERR) else {
         // Datagrams have left. Of a connection that is lost every request fails.
         flush(q);
-        return Ok(());
+        return if rested == QPS_SQD { hold(q) } else { Ok(()) };
     };
     let connected = !q.half_open.load(Acquire);
     if connected && received < acknowledged {
@@ -553,8 +559,7 @@ unsafe fn resend(q: &ShadowQp) -> Made {
             false => q.held_from.load(Acquire).clamp(head, tail),
         };
         give(head, held)?;
-        let asked = q.shown.lock().to_sqd;
-        to(q, QPS_SQD, asked)?;
+        hold(q)?;
         q.held_from.store(held, Release);
         give(held, tail)?;
     }

@@ -414,6 +414,7 @@ fn main() {
         ("verbs_back", "interrupted", 1),
         ("verbs_back", "silent", 2),
         ("verbs_back", "keyed", 1),
+        ("verbs_back", "held", 1),
         ("verbs_held", "kinds", 8),
         ("verbs_held", "behind", 2),
         ("verbs_held", "astray", 1),

@@ -315,6 +315,33 @@ static int has_come(struct end *e) {
     return n;
 }
 
+// A queue pair for datagrams that holds back does so after a restart too.
+static void held(void) {
+    make_both();
+    make_datagrams(&a);
+    make_datagrams(&b);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD};
+    Z(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE));
+    // A restart.
+    await_harness();
+    EQ(state(&a), IBV_QPS_SQD);
+    struct target to = target_at(&b, 0);
+    Z(give(&b, 10, 64));
+    Z(post_to(&to, 1));
+    nap_us(20000);
+    nothing(&a);
+    nothing(&b);
+    Z(go_to(&a, IBV_QPS_RTS));
+    expect(&a, 1, IBV_WC_SUCCESS);
+    expect(&b, 10, IBV_WC_SUCCESS);
+    while (running()) {
+        Z(give(&b, 11, 64));
+        Z(post_to(&to, 2));
+        expect(&a, 2, IBV_WC_SUCCESS);
+        expect(&b, 11, IBV_WC_SUCCESS);
+    }
+}
+
 // Datagrams to a host that is gone are lost, as they were before a restart, after which no handle can be made that leads
 // there. Those to a host that is not found for the moment come when it is.
 static void nowhere(void) {
@@ -403,6 +430,7 @@ static const struct {
     {"keyed", keyed},
     {"interrupted", interrupted},
     {"moderated", moderated},
+    {"held", held},
     {"nowhere", nowhere},
     {"failed", failed},
     {"namesake", namesake},
