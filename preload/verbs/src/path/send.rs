@@ -1,5 +1,6 @@
 //! Send requests: each goes into the log, then to the provider.
 
+use crate::gate::Whole;
 use crate::names::context_of;
 use crate::shadow::{Entry, Log, ShadowAh, ShadowContext, ShadowQp};
 use crate::translate::{self, is_identity};
@@ -157,6 +158,8 @@ pub(crate) unsafe fn give(q: &ShadowQp, log: &Log, first: u64, end: u64) -> (u64
     let Some(post) = (*(*q.real).context).ops.post_send else {
         return (0, libc::EOPNOTSUPP);
     };
+    // Who is told to end in the provider would leave in the log what that has not been given.
+    let _whole = (end - first > BATCH as u64).then(Whole::begin);
     let mut at = first;
     while at < end {
         let count = BATCH.min((end - at) as usize);
