@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::device::{Device, Host};
-use crate::files::{CopyError, Files, Key};
+use crate::files::{CopyError, Files, Key, Lack};
 use crate::numbers::Numbers;
 use crate::options::{Layout, Options};
 use crate::shape::Shape;
@@ -67,8 +67,8 @@ pub(crate) struct Desk {
     entries: BTreeMap<u64, Entry>,
     /// Numbers of versions that have been dropped.
     gone: Numbers,
-    /// Files that were damaged when the history was opened.
-    damaged: BTreeMap<u64, Key>,
+    /// Files that were damaged, or could not be read, when the history was opened.
+    damaged: BTreeMap<u64, (Key, Lack)>,
     serial: u64,
     /// Copies that have not begun.
     pub(crate) tasks: BTreeMap<Lane, Task>,
@@ -159,7 +159,7 @@ impl Shared {
             let key = found.key;
             match found.shape {
                 _ if options.life == Life::UntilRead => _ = desk.rubbish.insert(key),
-                Some(shape) => {
+                Ok(shape) => {
                     let size = shape.bytes().max(1);
                     desk.entries.insert(
                         key.version,
@@ -171,8 +171,8 @@ impl Shared {
                     let known = desk.planner.found(Version(key.version), size);
                     desk.check(known);
                 }
-                None => {
-                    desk.damaged.insert(key.version, key);
+                Err(lack) => {
+                    desk.damaged.insert(key.version, (key, lack));
                 }
             }
         }
@@ -351,7 +351,7 @@ impl Shared {
         desk.removing.remove(&key);
         match removed {
             Ok(()) => desk.removed += 1,
-            // Tried again by the next call, and said by the next wait.
+            // Tried again by the next put, drop or wait, and said by a wait.
             Err(e) => _ = desk.stuck.insert(key, e),
         }
         self.wake.notify_all();
@@ -479,9 +479,10 @@ impl Desk {
         }
     }
 
-    /// It is there; one whose file was damaged before is not, and can be put again.
+    /// It is there, or its file, which could not be read; one whose file was damaged before is not, and can be put again.
     pub(crate) fn is_known(&self, version: u64) -> bool {
-        self.entries.contains_key(&version)
+        let is_unread = |(_, lack): &(Key, Lack)| *lack == Lack::Unread;
+        self.entries.contains_key(&version) || self.damaged.get(&version).is_some_and(is_unread)
     }
 
     /// What could not be removed is to be removed again.
@@ -510,7 +511,7 @@ impl Desk {
 
     /// A version is there, in place of what was damaged.
     pub(crate) fn is_here(&mut self, version: u64) {
-        self.rubbish.extend(self.damaged.remove(&version));
+        self.rubbish.extend(self.damaged.remove(&version).map(|(key, _)| key));
         self.gone.remove(version);
     }
 
@@ -527,7 +528,7 @@ impl Desk {
     }
 
     pub(crate) fn forget_damaged(&mut self, version: u64) {
-        self.rubbish.extend(self.damaged.remove(&version));
+        self.rubbish.extend(self.damaged.remove(&version).map(|(key, _)| key));
         self.gone.insert(version);
     }
 

@@ -104,10 +104,19 @@ fn lacks(e: io::Error) -> CopyError {
     }
 }
 
-/// A file that was there at the beginning; no shape if its end is damaged or cannot be read.
+/// A file that was there at the beginning.
 pub(crate) struct Found {
     pub(crate) key: Key,
-    pub(crate) shape: Option<Shape>,
+    pub(crate) shape: Result<Shape, Lack>,
+}
+
+/// Why nothing is known of a version but its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// Its end is damaged.
+    Damaged,
+    /// It could not be read, and may be whole another time.
+    Unread,
 }
 
 /// A file that is being written.
@@ -182,7 +191,7 @@ impl Files {
         };
         let found = files.look(keys).map_err(HistoryError::io(context("read")))?;
         // Who has written them may have ended before they were synced.
-        let whole = found.iter().filter(|f| f.shape.is_some()).map(|f| f.key);
+        let whole = found.iter().filter(|f| f.shape.is_ok()).map(|f| f.key);
         files.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(whole);
         Ok((files, found))
     }
@@ -197,9 +206,11 @@ impl Files {
             let record = match self.dir.regular(&key.name()).and_then(|file| self.record(&file)) {
                 Err(e) if is_of_process(&e) => return Err(e),
                 // One file that cannot be read is no matter for the others.
-                record => record.unwrap_or_default(),
+                Err(e) if e.raw_os_error().is_some_and(|e| e != libc::ENOENT) => Err(Lack::Unread),
+                record => Ok(record.unwrap_or_default()),
             };
-            let shape = record.filter(|r| r.version == key.version).map(|r| r.shape);
+            let whole = |r: Option<Record>| r.filter(|r| r.version == key.version).map(|r| r.shape);
+            let shape = record.and_then(|r| whole(r).ok_or(Lack::Damaged));
             found.push(Found { key, shape });
         }
         Ok(found)
