@@ -50,11 +50,11 @@ pub(crate) fn own(process: &Process, resource: u32) -> (u64, u64) {
     raised.map_or_else(|| rlimit(process.pid, resource), |(_, limit)| *limit)
 }
 
-/// Why there was no room in the memory of a process, where that is for a limit of its own.
+/// Why there was no room in the memory of a process or its copy, where that is for a limit which could not be lifted.
 pub(crate) fn too_low(pid: i32) -> Option<CaptureError> {
     let (_, name, command) = OF_MEMORY
         .into_iter()
-        .find(|(resource, ..)| rlimit(pid, *resource).0 != NONE)?;
+        .find(|(resource, ..)| rlimit(pid, *resource).1 != NONE)?;
     let reason = format!("leaves no room for a checkpoint; raise it ({command}, prlimit)");
     Some(CaptureError::refuse(pid, name, reason))
 }
