@@ -49,7 +49,6 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
     let all: All = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
     let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
     let listening: Vec<&(DescId, TcpState)> = all.iter().filter(|(_, t)| matches!(t.role, Role::Listening(_))).collect();
-    let mut doors = BTreeMap::new();
     for (id, t) in &all {
         if b.has(*id) {
             continue;
@@ -59,14 +58,20 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
                 Some(o) => pair(b, &listening, (*id, t), (other, o)),
                 None => refuse("the image names another end that it does not have"),
             },
-            // Restarted without the other nodes, what led there is reset.
-            Role::PeerClosed | Role::Reset | Role::Remote => alone(b, &mut doors, (*id, t)),
             Role::Unconnected => unconnected(t).and_then(|fd| b.put(*id, fd)),
             // When all have their ports that hold them.
-            Role::Listening(_) | Role::Waiting(_) | Role::Connecting | Role::Refused | Role::Failed => Ok(()),
+            _ => Ok(()),
         };
         made.map_err(|e| (*id, e))?;
     }
+    let mut doors = BTreeMap::new();
+    for (id, t) in &all {
+        // Restarted without the other nodes, what led there is reset.
+        if matches!(t.role, Role::PeerClosed | Role::Reset | Role::Remote) && !b.has(*id) {
+            alone(b, &mut doors, (*id, t)).map_err(|e| (*id, e))?;
+        }
+    }
+    drop(doors);
     for (id, t) in &all {
         // What waits to be accepted has got its options from the socket that listens.
         if matches!(t.role, Role::Listening(_)) {
