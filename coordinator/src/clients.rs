@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 const MAX_CLIENTS: usize = 64;
 /// A client that lets this much pile up is dropped.
 const MAX_QUEUED: usize = 80 << 20;
-/// What is left of the answers when the agent ends is sent for so long at most, and no longer to a client that takes
-/// nothing for `SILENCE`: it is stopped.
+/// What is left of the answers when the agent ends is sent for so long at most, and no longer when no client takes
+/// anything for `SILENCE`: they are stopped.
 const DELIVERY: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(3);
 
