@@ -48,7 +48,11 @@ static void scheduler(char *t) {
 }
 static int fifo(void) { return sched(SCHED_FIFO, 0, 3, 0, 0, 0); }
 static int rr(void) { return sched(SCHED_RR, 1 /* RESET_ON_FORK */, 5, 0, 0, 0); }
-static int deadline(void) { return sched(SCHED_DEADLINE, 1 | 2 | 4 /* RESET_ON_FORK, RECLAIM, DL_OVERRUN */, 0, 3000000, 0, 0); }
+static int deadline(void) {
+    // On a busy machine it may need more than its time, and is told so.
+    signal(SIGXCPU, SIG_IGN);
+    return sched(SCHED_DEADLINE, 1 | 2 | 4 /* RESET_ON_FORK, RECLAIM, DL_OVERRUN */, 0, 3000000, 0, 0);
+}
 static int batch(void) { return sched(SCHED_BATCH, 1, 0, 0, 0, 0); }
 static int slice(void) { return sched(SCHED_NORMAL, 0, 0, 7000000, 0, 0); }
 static int clamps(void) { return sched(SCHED_NORMAL, 0x20 | 0x40 /* UTIL_CLAMP_MIN, UTIL_CLAMP_MAX */, 0, 0, 111, 888); }
