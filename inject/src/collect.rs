@@ -38,6 +38,8 @@ const KCMP_VM: usize = 1;
 const PR_TIMER_CREATE_RESTORE_IDS: usize = 77;
 const PR_TIMER_CREATE_RESTORE_IDS_GET: usize = 2;
 const MEMBARRIER_CMD_GET_REGISTRATIONS: usize = 512;
+const MEMBARRIER_CMD_PRIVATE_EXPEDITED: usize = 8;
+const MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ: usize = 128;
 
 /// Fills in the thread's table.
 ///
@@ -103,6 +105,25 @@ fn protection_keys() -> u32 {
     keys
 }
 
+/// What the process has registered for with `membarrier`. Before Linux 6.3 the kernel does not tell, but lets only those
+/// who have registered use most commands: those for private barriers, each of which stands before its registration.
+fn registrations() -> i32 {
+    // SAFETY: takes numbers only.
+    let ask = |command: usize| unsafe { syscall!(nr::MEMBARRIER, command, 0usize, 0usize) } as i32;
+    let told = ask(MEMBARRIER_CMD_GET_REGISTRATIONS);
+    if told >= 0 {
+        return told;
+    }
+    let (mut found, mut command) = (0, MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    while command <= MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ {
+        if ask(command) == 0 {
+            found |= command << 1;
+        }
+        command <<= 2;
+    }
+    found as i32
+}
+
 /// Fills in the process's table.
 ///
 /// # Safety
@@ -122,7 +143,7 @@ pub(crate) unsafe fn process(p: *mut ProcessTable) {
             syscall!(nr::GETITIMER, i, addr_of_mut!((*p).itimers).cast::<[i64; 4]>().add(i));
         }
         (*p).brk = syscall!(nr::BRK, 0usize) as u64;
-        (*p).membarrier = syscall!(nr::MEMBARRIER, MEMBARRIER_CMD_GET_REGISTRATIONS) as i32;
+        (*p).membarrier = registrations();
         (*p).dumpable = syscall!(nr::PRCTL, PR_GET_DUMPABLE) as i32;
         syscall!(nr::PRCTL, PR_GET_CHILD_SUBREAPER, addr_of_mut!((*p).child_subreaper));
         if (*p).child_subreaper != 0 {
