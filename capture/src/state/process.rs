@@ -44,6 +44,10 @@ impl Draft {
             timer.interval_ns = nanoseconds(slot.interval);
             timer.value_ns = nanoseconds(slot.value);
             timer.overrun = slot.overrun;
+            // Whom it was to signal has ended: it signals nobody, and the kernel makes no such timer.
+            if timer.notify & libc::SIGEV_THREAD_ID != 0 && !Path::new(&format!("/proc/{task}/task/{}", timer.tid)).exists() {
+                timer.notify = libc::SIGEV_NONE;
+            }
         }
         let s = &self.stat;
         // One that SIGSTOP is about to stop has perhaps taken the signal while it ran code of ours: it comes back

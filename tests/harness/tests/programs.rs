@@ -79,6 +79,7 @@ fn cases() -> Vec<Case> {
         prog("timer_alarm"),
         prog("timer_posix"),
         prog("timer_thread"),
+        prog("timer_ended"),
         prog("time_vdso"),
         prog("time_steps"),
         prog("time_boot")
