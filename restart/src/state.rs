@@ -32,6 +32,7 @@ const SS_DISABLE: i32 = 2;
 const SS_AUTODISARM: i32 = i32::MIN;
 /// That of the bits of `PR_SET_SECUREBITS` which takes no capability.
 const SECBIT_KEEP_CAPS: u32 = 1 << 4;
+const SECBIT_NO_CAP_AMBIENT_RAISE: u32 = 1 << 6;
 const CAP_SETPCAP: u32 = 8;
 const CAP_VERSION_3: u64 = 0x2008_0522;
 /// Timers that may be made and deleted to reach a wanted identifier on a kernel that cannot be asked for it.
@@ -262,7 +263,18 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
         let data = arena.words(&[low(e) | low(p) << 32, low(i) | (e >> 32) << 32, (p >> 32) | (i >> 32) << 32]);
         [header, data]
     };
-    for cap in (0..64).filter(|b| dropped & (1 << b) != 0) {
+    let bits = |set: u64| (0..64).filter(move |b| set & (1 << b) != 0);
+    // What is outside of the bounding set can stay inheritable, and not become it.
+    let early = if c.cap_inheritable & dropped == 0 {
+        0
+    } else {
+        c.cap_inheritable
+    };
+    if early != 0 {
+        let all = capset(own.permitted, own.permitted, early, arena);
+        push(10, nr::CAPSET, &all);
+    }
+    for cap in bits(dropped) {
         push(0, nr::PRCTL, &[PR_CAPBSET_DROP, cap]);
     }
     if !same_ids {
@@ -276,8 +288,17 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
         push(4, nr::SETFSGID, &[u64::from(c.gids[3])]);
         push(5, nr::SETRESUID, &three(c.uids));
         push(6, nr::SETFSUID, &[u64::from(c.uids[3])]);
-        let all = capset(own.permitted, own.permitted, 0, arena);
+        let all = capset(own.permitted, own.permitted, early, arena);
         push(7, nr::CAPSET, &all);
+    }
+    // Some of these bits keep ambient capabilities from being raised; those that are there stay.
+    let locked = securebits & SECBIT_NO_CAP_AMBIENT_RAISE != 0;
+    if locked && c.cap_ambient != 0 {
+        let all = capset(own.permitted, own.permitted, c.cap_inheritable, arena);
+        push(10, nr::CAPSET, &all);
+        for cap in bits(c.cap_ambient) {
+            push(11, nr::PRCTL, &[PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap]);
+        }
     }
     if securebits & !SECBIT_KEEP_CAPS != 0 {
         push(8, nr::PRCTL, &[PR_SET_SECUREBITS, u64::from(securebits)]);
@@ -286,7 +307,7 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
     }
     let last = capset(c.cap_permitted, c.cap_effective, c.cap_inheritable, arena);
     push(10, nr::CAPSET, &last);
-    for cap in (0..64).filter(|b| c.cap_ambient & (1 << b) != 0) {
+    for cap in bits(if locked { 0 } else { c.cap_ambient }) {
         push(11, nr::PRCTL, &[PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap]);
     }
 }

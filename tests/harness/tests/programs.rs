@@ -87,6 +87,8 @@ fn cases() -> Vec<Case> {
             .restarted_under(&["{programs}/time_boot", "under"]),
         prog("attr_process"),
         prog("attr_settings"),
+        prog("attr_capabilities bounded").root_only(),
+        prog("attr_capabilities ambient").root_only(),
         prog("attr_identity"),
         prog("attr_domain"),
         prog("attr_inherited").restarted_under(&["{programs}/attr_inherited", "under"]),
