@@ -337,8 +337,8 @@ pub(crate) fn check(job: &Suspended, tables: &[Vec<ThreadTable>]) -> Result<(), 
 struct SchedUsual {
     /// Its time slice; 0 where the kernel does not tell.
     slice: u64,
-    /// Whether tasks can have bounds for their utilization.
-    clamps: bool,
+    /// The bounds for its utilization, where tasks can have such, and for that of a task with a real-time policy.
+    clamps: Option<[(u32, u32); 2]>,
 }
 
 impl SchedUsual {
@@ -346,7 +346,10 @@ impl SchedUsual {
     fn own() -> Self {
         Self {
             slice: sched::get(0).map_or(0, |own| own.runtime),
-            clamps: std::path::Path::new("/proc/sys/kernel/sched_util_clamp_max").exists(),
+            clamps: proc::text("/proc/sys/kernel/sched_util_clamp_min_rt_default")
+                .ok()
+                .and_then(|least| least.trim().parse().ok())
+                .map(|least| [NO_CLAMPS, (least, NO_CLAMPS.1)]),
         }
     }
 
@@ -354,6 +357,7 @@ impl SchedUsual {
     fn besides(self, table: &ThreadTable) -> SchedMore {
         let told = &table.sched;
         let fair = [libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&told.policy.cast_signed());
+        let real_time = [libc::SCHED_FIFO, libc::SCHED_RR].contains(&told.policy.cast_signed());
         let clamps = (told.util_min, told.util_max);
         SchedMore {
             times: match told.policy {
@@ -362,7 +366,10 @@ impl SchedUsual {
                 _ => [0; 3],
             },
             flags: told.flags & (sched::RECLAIM | sched::DL_OVERRUN),
-            clamps: (self.clamps && clamps != NO_CLAMPS).then_some(clamps),
+            clamps: self
+                .clamps
+                .filter(|usual| clamps != usual[usize::from(real_time)])
+                .map(|_| clamps),
         }
     }
 }
