@@ -164,6 +164,9 @@ fn strange<T>(look: &Look<'_>) -> Result<T, Fault> {
             name.display()
         ),
         Look::Regular(files::SECRETMEM_MAGIC) => "secret memory (memfd_secret) cannot be read, by design".into(),
+        Look::Socket(_, _, libc::IPPROTO_MPTCP) => {
+            "sockets of Multipath TCP cannot be checkpointed; run it with plain TCP (programs in Go: GODEBUG=multipathtcp=0)".into()
+        }
         Look::Socket(family, kind, protocol) => format!(
             "sockets of family {family}, type {kind}, protocol {protocol} cannot be checkpointed; close it before the checkpoint"
         ),
