@@ -9,7 +9,7 @@ pub use outside::{hung, Dying, Outside, END_LIMIT};
 use crate::dir::Dir;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
@@ -20,7 +20,6 @@ pub fn read_whole(path: impl AsRef<std::path::Path>) -> io::Result<Vec<u8>> {
 }
 
 fn whole(mut file: &std::fs::File) -> io::Result<Vec<u8>> {
-    use std::io::Read;
     const STEP: usize = 4096;
     let mut out = Vec::new();
     let mut filled = 0;
@@ -39,9 +38,13 @@ fn whole(mut file: &std::fs::File) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The words with which process `pid` was executed; none for one without memory, or that has cleared them.
+/// The first words with which process `pid` was executed; none for one without memory, or that has cleared them. It can
+/// say that it has terabytes of them (PR_SET_MM), and be another user's.
 pub fn command_line(pid: i32) -> Option<String> {
-    let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    const MOST: u64 = 32 << 10;
+    let mut raw = Vec::new();
+    let file = std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    file.take(MOST).read_to_end(&mut raw).ok()?;
     let words = raw.split(|b| *b == 0).filter(|w| !w.is_empty());
     let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
     (!words.is_empty()).then(|| words.join(" "))
@@ -404,6 +407,18 @@ mod tests {
             assert_eq!(without_mark(link.into()), PathBuf::from(name));
         }
         assert_eq!(own_program().unwrap(), std::env::current_exe().unwrap());
+    }
+
+    #[test]
+    fn of_a_long_command_line_the_beginning_is_read() {
+        let word = "x".repeat(100_000);
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "read x", &word, &word]);
+        let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let line = command_line(child.id().cast_signed()).unwrap();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(line.starts_with("sh -c read x xxx") && line.len() < 40_000, "{}", line.len());
     }
 
     #[test]
