@@ -9,6 +9,8 @@ use crate::nodes::Stage;
 use crate::{generations, sys, Failure};
 use belay_tree::{Contribution, Values};
 use belay_wire::Exit;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 /// What parts say that they have left out, bytes.
 const LEFT_OUT: &str = "left_out";
@@ -26,6 +28,30 @@ pub(super) struct Telling {
     exporter: Exporter,
     /// At the last checkpoint.
     others: Others,
+    told: Told,
+}
+
+/// What was told last. Anybody who reaches a port may ask there, as often as they like.
+#[derive(Debug, Default)]
+struct Told {
+    text: String,
+    made: Cell<Option<Instant>>,
+    took: Duration,
+}
+
+impl Told {
+    /// Of the agent's time a tenth at most is for this.
+    const SHARE: u32 = 10;
+
+    fn text(&mut self, make: impl FnOnce() -> String) -> String {
+        if self.made.get().is_none_or(|at| at.elapsed() >= self.took * Self::SHARE) {
+            let begin = Instant::now();
+            self.text = make();
+            self.took = begin.elapsed();
+            self.made.set(Some(Instant::now()));
+        }
+        self.text.clone()
+    }
 }
 
 impl Telling {
@@ -54,6 +80,7 @@ impl Agent {
             metrics,
             exporter,
             others,
+            told: Told::default(),
         });
         Ok(())
     }
@@ -67,7 +94,8 @@ impl Agent {
             return;
         }
         if let Some(mut t) = self.telling.take() {
-            t.exporter.attend(ready, || t.metrics.text(&self.now()));
+            let (metrics, others, told) = (&t.metrics, t.others, &mut t.told);
+            t.exporter.attend(ready, || told.text(|| metrics.text(&self.now(others))));
             self.telling = Some(t);
         }
     }
@@ -81,13 +109,14 @@ impl Agent {
                 .committed(c, self.with_parts(&c.generation).dirty.as_deref(), &t.others),
             Err(failure) => t.metrics.failed(failure),
         }
+        t.told.made.set(None);
         self.publish();
     }
 
     /// Writes the file, where that is the place.
     pub(super) fn publish(&self) {
         let Some(t) = &self.telling else { return };
-        if let Err(e) = t.exporter.publish(|| t.metrics.text(&self.now())) {
+        if let Err(e) = t.exporter.publish(|| t.metrics.text(&self.now(t.others))) {
             tracing::warn!(error = %e, "write the metrics");
         }
     }
@@ -120,21 +149,21 @@ impl Agent {
             let left_out = committed.generation.left_out;
             own.sums.extend(left_out.map(|bytes| (LEFT_OUT.to_owned(), bytes)));
             if together.tell {
-                Others::add_to(&mut own, &self.now(), committed);
+                Others::add_to(&mut own, &self.now(Others::default()), committed);
             }
         }
         own
     }
 
-    fn now(&self) -> Now {
+    /// The numbers of this host, and with them those of `others`.
+    fn now(&self, others: Others) -> Now {
         let dir = self.dir.generations();
         let all = generations::list(&dir).unwrap_or_default();
         let whole = || all.iter().filter_map(|g| Some((g.number, g.whole()?)));
         let live = self.processes();
         let parts = self.nodes.as_ref().map_or(0, |n| n.there.len() as u64);
         // Those that have ended have no processes.
-        let others = self.telling.as_ref().map(|t| t.others).filter(|_| parts > 0);
-        let others = others.unwrap_or_default();
+        let others = Some(others).filter(|_| parts > 0).unwrap_or_default();
         Now {
             parts: parts + 1,
             processes: live.len() as u64 + others.processes,
@@ -149,5 +178,28 @@ impl Agent {
             }),
             stored_bytes: self.engine.bytes().unwrap_or(0) + generations::own_bytes(&dir).unwrap_or(0) + others.stored_bytes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_often_is_told_the_same_again() {
+        let (mut told, mut made) = (Told::default(), 0);
+        let mut ask = |told: &mut Told| {
+            told.text(|| {
+                made += 1;
+                std::thread::sleep(Duration::from_secs(1) / 10);
+                made.to_string()
+            })
+        };
+        assert_eq!([ask(&mut told), ask(&mut told)], ["1", "1"]);
+        // A checkpoint has ended.
+        told.made.set(None);
+        assert_eq!([ask(&mut told), ask(&mut told)], ["2", "2"]);
+        told.made.set(Instant::now().checked_sub(told.took * Told::SHARE));
+        assert_eq!(ask(&mut told), "3");
     }
 }
