@@ -99,7 +99,7 @@ impl Failure {
 /// of files, programs and tiers that it quotes may hold any character, may be another user's, and go to somebody's
 /// terminal.
 pub fn plain(text: &str) -> String {
-    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = |c: char| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let shown = |c: char| match c {
         '\n' => c,
         c if c.is_control() || turns(c) => char::REPLACEMENT_CHARACTER,
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn nothing_commands_the_terminal() {
         assert_eq!(plain("a\x1b[2Jb\tc\r\nd\u{9b}"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}\nd\u{fffd}");
-        assert_eq!(plain("\u{202e}txt.exe \u{2067}"), "\u{fffd}txt.exe \u{fffd}");
+        assert_eq!(plain("\u{202e}txt.exe \u{2067}\u{61c}"), "\u{fffd}txt.exe \u{fffd}\u{fffd}");
     }
 
     #[test]

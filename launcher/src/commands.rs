@@ -74,23 +74,14 @@ fn json<T: serde::Serialize>(value: &T, pretty: bool) -> Result<String, Failure>
     } else {
         serde_json::to_string(value)
     };
-    text.map(|t| escaped(&t) + "\n")
+    text.map(|t| format::escaped(&t) + "\n")
         .map_err(|e| Failure::new(Exit::Internal, format!("encode the answer: {e}")))
-}
-
-/// `json` with all escaped that [`plain`] would replace: the encoder leaves some of it as it is. It stands within strings only.
-fn escaped(json: &str) -> String {
-    let one = |(c, shown): (char, char)| match c == shown {
-        true => c.to_string(),
-        false => format!("\\u{:04x}", u32::from(c)),
-    };
-    json.chars().zip(plain(json).chars()).map(one).collect()
 }
 
 fn export(args: &cli::Export) -> Result<u8, Failure> {
     let done = export::export(&args.image, &args.output, args.by_process)?;
     for why in &done.left {
-        sys::say(&format!("not exported: {why}"));
+        sys::say(&format!("not exported: {}", format::one_line(why)));
     }
     let text = match (done.arrays, done.left.len()) {
         (0, 0) => "no program has declared arrays (belay_access.h)\n".to_owned(),
@@ -251,10 +242,17 @@ fn status_text(s: &Status, screen: Option<Screen>) -> String {
         out.push('\n');
     }
     if let Some(e) = &s.last_error {
-        out += &format!("  last error  {}: {}\n", format::time(e.time_unix_s), e.message);
+        out += &format!(
+            "  last error  {}: {}\n",
+            format::time(e.time_unix_s),
+            format::one_line(&e.message)
+        );
     }
     if !s.unheard.is_empty() {
-        out += &format!("  no answer   {}: processes there are not listed\n", s.unheard.join(", "));
+        out += &format!(
+            "  no answer   {}: processes there are not listed\n",
+            format::one_line(&s.unheard.join(", "))
+        );
     }
     out.push('\n');
     let mut out = plain(&out);

@@ -110,10 +110,10 @@ pub(crate) fn export(image: &Path, to: &Path, by_process: bool) -> Result<Export
     for part in &parts {
         part.write(&mut made, &mut names, &mut index.datasets, &mut done)?;
     }
-    let text = serde_json::to_vec_pretty(&index);
+    let text = serde_json::to_string_pretty(&index);
     let text = text.map_err(|e| Failure::new(Exit::Internal, format!("encode {INDEX}: {e}")))?;
     let (path, mut file) = made.file(INDEX)?;
-    let written = file.write_all(&text);
+    let written = file.write_all(format::escaped(&text).as_bytes());
     written.map_err(|e| Failure::io(format!("write {}", path.display()), &e))?;
     made.keep();
     Ok(done)
@@ -363,6 +363,9 @@ fn skip(file: &mut BufWriter<File>, bytes: u64) -> std::io::Result<()> {
     file.seek(SeekFrom::Current(bytes)).map(drop)
 }
 
+/// So many chunks are open at a time: each has a descriptor, and the hashes of its pages in memory.
+const MOST_OPEN: usize = 16;
+
 /// The chunks that a part has of a generation, opened when they are read.
 struct Chunks {
     store: Store,
@@ -380,6 +383,9 @@ impl Chunks {
     }
 
     fn get(&mut self, id: u32) -> Result<&Chunk, ImageError> {
+        if self.open.len() >= MOST_OPEN && !self.open.contains_key(&id) {
+            self.open.clear();
+        }
         Ok(match self.open.entry(id) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
             hash_map::Entry::Vacant(place) => {

@@ -202,6 +202,15 @@ fn level(widths: &[usize], room: usize) -> usize {
     sorted.last().copied().unwrap_or(0)
 }
 
+/// `json` with all escaped that [`plain`] would replace: the encoder leaves some of it as it is. It stands within strings only.
+pub(crate) fn escaped(json: &str) -> String {
+    let one = |(c, shown): (char, char)| match c == shown {
+        true => c.to_string(),
+        false => format!("\\u{:04x}", u32::from(c)),
+    };
+    json.chars().zip(plain(json).chars()).map(one).collect()
+}
+
 /// `text` as a part of a line: names and commands may have ends of lines in them.
 pub(crate) fn one_line(text: &str) -> String {
     plain(text).replace('\n', " ")
@@ -228,6 +237,14 @@ pub(crate) fn wait_status(status: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_json_leaves_as_it_is_is_escaped() {
+        assert_eq!(
+            escaped("{\"a\u{9b}\":\n\"\u{61c}\u{7f}b\"}"),
+            r#"{"a\u009b":"#.to_owned() + "\n" + r#""\u061c\u007fb"}"#
+        );
+    }
 
     #[test]
     fn sizes_and_times() {
