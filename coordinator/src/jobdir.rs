@@ -9,6 +9,7 @@ pub use crate::lock::{Holder, Lock};
 use crate::{shell, sys, Failure};
 use belay_image::files;
 use belay_kernel::dir::{self, Dir};
+use belay_kernel::limits;
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::socket::{self, Patience};
 use belay_wire::{Exit, Request};
@@ -526,9 +527,19 @@ fn not_own(path: &Path, owner: u32) -> Failure {
     )
 }
 
-/// Root looks at what lies in `path` as its `owner`: what that user has put there can do nothing that the user could not.
+/// Memory of root's looks at what is another user's, bytes. Each file that is read has a limit of its own; how many there
+/// are is up to that user.
+const MOST_MEMORY: u64 = 4 << 30;
+
+/// Root looks at what lies in `path` as its `owner`: what that user has put there can do nothing that the user could not,
+/// and does not take the machine's memory.
 pub fn become_owner(path: &Path, owner: u32) -> Result<(), Failure> {
-    belay_kernel::identity::become_user(owner).map_err(|e| {
+    let bounded = limits::of(0, libc::RLIMIT_DATA).and_then(|(soft, hard)| {
+        let limit = (soft.min(MOST_MEMORY), hard.min(MOST_MEMORY));
+        limits::set(0, libc::RLIMIT_DATA, limit)
+    });
+    let become_user = || belay_kernel::identity::become_user(owner);
+    bounded.and_then(|()| become_user()).map_err(|e| {
         let (at, why) = (path.display(), crate::failure::reason(&e));
         let what = format!("{at} belongs to user {owner}, as whom root would look at it, and cannot: {why}; run as its owner");
         Failure::new(Exit::NotOurs, what)
