@@ -1,5 +1,6 @@
 //! What the log of a job tells of its life. It is the job owner's, so it may say anything.
 
+use crate::format::cut;
 use belay_coordinator::Failure;
 use belay_image::files;
 use serde::Deserialize;
@@ -14,6 +15,8 @@ const MOST_BYTES: u64 = 16 << 20;
 const MOST_FILES: usize = 64;
 /// Longest line.
 const MOST_LINE: u64 = 64 << 10;
+/// Longest reason, characters: as long as belay writes them.
+const MOST_SAID: usize = 2000;
 /// Of each sort of event the newest.
 const MOST_EVENTS: usize = 5000;
 
@@ -86,12 +89,9 @@ pub(super) fn read(dir: &Path) -> Result<Told, Failure> {
         let Ok((mut file, length)) = files::open(path) else { continue };
         if file.seek(SeekFrom::Start(length.saturating_sub(MOST_BYTES))).is_ok() {
             told.hear(BufReader::new(file.take(MOST_BYTES)));
+            told.keep_newest();
         }
     }
-    told.taken.sort_by(|a, b| a.at.total_cmp(&b.at));
-    told.events.sort_by(|a, b| a.0.total_cmp(&b.0));
-    newest(&mut told.taken);
-    newest(&mut told.events);
     Ok(told)
 }
 
@@ -100,6 +100,13 @@ fn newest<T>(events: &mut Vec<T>) {
 }
 
 impl Told {
+    fn keep_newest(&mut self) {
+        self.taken.sort_by(|a, b| a.at.total_cmp(&b.at));
+        self.events.sort_by(|a, b| a.0.total_cmp(&b.0));
+        newest(&mut self.taken);
+        newest(&mut self.events);
+    }
+
     fn hear(&mut self, mut file: impl BufRead) {
         let mut restarts = false;
         let mut bytes = Vec::new();
@@ -132,7 +139,8 @@ impl Told {
             ("command ended", ..) => self.events.push((at, Happened::Ended)),
             (message, _, "ERROR") => {
                 let error = fields.error.map_or(String::new(), |e| format!(": {e}"));
-                self.events.push((at, Happened::Failed(format!("{message}{error}"))));
+                let why = cut(&format!("{message}{error}"), MOST_SAID);
+                self.events.push((at, Happened::Failed(why)));
             }
             _ => {}
         }
@@ -182,6 +190,11 @@ mod tests {
             .map(|t| (t.at, t.generation, t.bytes, t.blocked_ms))
             .collect();
         assert_eq!(taken, [(begin + 2.0, 3, 7, 0.0)]);
+        // The reason is cut where belay would have cut it.
+        let long = "&".repeat(60 << 10);
+        let line = format!(r#"{{"timestamp":"2026-01-01T00:00:03Z","level":"ERROR","fields":{{"message":"x","error":"{long}"}}}}"#);
+        told.hear(line.as_bytes());
+        assert!(matches!(&told.events[2].1, Happened::Failed(why) if why.len() < 2 * MOST_SAID));
         // A line without end takes no memory.
         Told::default().hear(BufReader::new(std::io::repeat(b'x').take(10 << 20)));
     }

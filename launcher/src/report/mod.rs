@@ -12,13 +12,20 @@ use belay_coordinator::Failure;
 use belay_wire::Exit;
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 /// Writes the page.
 pub(crate) fn report(args: &cli::Report) -> Result<u8, Failure> {
     // Before root takes the owner's identity, with which it may not write here. What is there stays until there is a page.
     let file = match &args.output {
         Some(path) => {
-            let file = File::options().write(true).create(true).truncate(false).open(path);
+            let file = File::options()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                // It tells what the job directory does.
+                .mode(0o600)
+                .open(path);
             Some(file.map_err(|e| Failure::io(format!("create {}", path.display()), &e))?)
         }
         None if std::io::stdout().is_terminal() => {

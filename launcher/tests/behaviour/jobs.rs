@@ -542,6 +542,9 @@ fn a_page_is_replaced_only_when_there_is_another() {
     assert!(s.belay(&["report", "-o", "page.html"]).status.success());
     let new = std::fs::read_to_string(&page).unwrap();
     assert!(new.starts_with("<!DOCTYPE html>") && new.ends_with("</html>"), "{new}");
+    assert!(s.belay(&["report", "-o", "new.html"]).status.success());
+    let mode = s.0.join("new.html").metadata().unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600, "it tells what the job directory does");
     let o = s.belay(&["report", "-o", "/dev/stdout"]);
     assert!(o.status.success() && o.stdout.ends_with(b"</html>"), "{o:?}");
 }
