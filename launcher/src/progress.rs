@@ -306,8 +306,8 @@ fn phase_line(phase: Phase) -> String {
 }
 
 fn progress_line(p: &Progress) -> String {
-    let percent = (p.bytes.min(p.bytes_expected) * 100)
-        .checked_div(p.bytes_expected)
+    let percent = (u128::from(p.bytes.min(p.bytes_expected)) * 100)
+        .checked_div(p.bytes_expected.into())
         .unwrap_or(0);
     format!(
         "belay: {} {percent} % ({} of {}, {}/s, {})",
@@ -398,6 +398,12 @@ mod tests {
             ..HALF
         };
         assert!(progress_line(&none).contains(" 0 %"));
+        let endless = Progress {
+            bytes: u64::MAX,
+            bytes_expected: u64::MAX,
+            ..HALF
+        };
+        assert!(progress_line(&endless).contains(" 100 %"));
         assert_eq!(phase_line(Phase::Suspend), "belay: suspend");
     }
 

@@ -2,6 +2,7 @@
 
 use belay_access::index::{Portable, INDEX};
 use belay_coordinator::Failure;
+use belay_image::files;
 use belay_image::name::Name;
 use belay_wire::Exit;
 use std::io::Read;
@@ -17,7 +18,7 @@ pub(super) fn check(from: Option<&Path>) -> Result<(), Failure> {
     let path = from.join(INDEX);
     let fail = |e: std::io::Error| Failure::io(format!("read {}", path.display()), &e);
     let mut text = Vec::new();
-    let file = std::fs::File::open(&path).map_err(fail)?;
+    let (file, _) = files::open(&path)?;
     file.take(MOST_INDEX).read_to_end(&mut text).map_err(fail)?;
     let usage = |why: String| Failure::new(Exit::Usage, why);
     let index: Portable = serde_json::from_slice(&text)
