@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 8] = b"BELAYCHK";
 const FOOTER: usize = 24;
 const HASH: usize = 16;
-/// A chunk with more pages than this (1 TiB) is refused.
+/// A chunk with more pages than this (16 GiB) is refused.
 const MAX_PAGES: u32 = 1 << 22;
 
 /// Length of a chunk file with `pages` pages.
