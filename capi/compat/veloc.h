@@ -241,6 +241,8 @@ static inline int belay_veloc_put_file(void) {
     region.id = BELAY_VELOC_FILE;
     if (fd < 0 || fstat(fd, &s) < 0) {
         belay_levels_say("VELOC", 0, "cannot read %s: %s", v->file, strerror(errno));
+    } else if (!S_ISREG(s.st_mode) || s.st_uid != geteuid()) {
+        belay_levels_say("VELOC", 0, "%s is not a file of the program's user", v->file);
     } else {
         region.bytes = (size_t)s.st_size;
         region.at = region.bytes ? mmap(NULL, region.bytes, PROT_READ, MAP_PRIVATE, fd, 0) : v->file;
@@ -394,7 +396,11 @@ BELAY_LEVELS_WEAK int VELOC_Route_file(const char *original, char *routed) {
         v->file[0] = 0;
         return belay_levels_say("VELOC", 0, "the name of the scratch directory %s is too long", v->scratch);
     }
-    unlink(v->file);
+    if (unlink(v->file) < 0 && errno != ENOENT) {
+        belay_levels_say("VELOC", 0, "cannot remove %s: %s", v->file, strerror(errno));
+        v->file[0] = 0;
+        return VELOC_FAILURE;
+    }
     strcpy(routed, v->file);
     if (!v->restarting) return VELOC_SUCCESS;
     bytes = belay_levels_size(v->now, v->key, BELAY_VELOC_FILE);

@@ -1,8 +1,11 @@
 // What goes wrong on one rank, with VELOC's interface. heat_veloc_edges CONFIGURATION retry|again|fewer|damaged
 //
-// retry: each rank tries checkpoints again that the other does not. again: goes on from the last one. fewer: there are more or
-// fewer ranks than have written it. damaged: one rank cannot read it.
+// retry: each rank tries checkpoints again that the other does not. again: goes on from the last one, beside files that
+// others have put into its directory. fewer: there are more or fewer ranks than have written it. damaged: one rank cannot
+// read it.
 #include "heat.h"
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <veloc.h>
 
 enum { LAST = 5, GIVEN_UP = 6 };
@@ -28,6 +31,19 @@ static void retry(void) {
     want(VELOC_Checkpoint_wait() == VELOC_SUCCESS, "VELOC_Checkpoint_wait");
 }
 
+// Files in the scratch directory that are not this program's.
+static void strange(void) {
+    char path[8192], other[8192];
+    want(VELOC_Checkpoint_begin("strange", 1) == VELOC_SUCCESS, "VELOC_Checkpoint_begin");
+    want(VELOC_Route_file("x", path) == VELOC_SUCCESS && mkdir(path, 0700) == 0, "VELOC_Route_file");
+    want(VELOC_Route_file("x", other) == VELOC_FAILURE, "a file in the place of something that cannot be removed");
+    want(rmdir(path) == 0 && VELOC_Route_file("x", path) == VELOC_SUCCESS, "VELOC_Route_file, again");
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666), is_strange = geteuid() == 0 && rank == 0;
+    want(fd >= 0 && write(fd, "x", 1) == 1 && close(fd) == 0, "write a file");
+    if (is_strange) want(chown(path, 65534, 65534) == 0, "give the file away");
+    want(VELOC_Checkpoint_end(1) == (geteuid() == 0 ? VELOC_FAILURE : VELOC_SUCCESS), "VELOC_Checkpoint_end with another's file");
+}
+
 static void again(void) {
     static double right[LINES + 2][COLUMNS];
     for (step = 1; step <= LAST; step++) one_step(MPI_COMM_WORLD);
@@ -36,6 +52,7 @@ static void again(void) {
     want(VELOC_Restart_test("edges", 0) == LAST, "VELOC_Restart_test in the next run");
     want(VELOC_Restart("edges", LAST) == VELOC_SUCCESS, "VELOC_Restart");
     want(step == LAST && !memcmp(now, right, sizeof now), "other bytes");
+    strange();
 }
 
 static void fewer(void) {
