@@ -41,7 +41,7 @@ static int is_setting(int at, int level, int o) {
         if (o == SO_SNDBUF || o == SO_RCVBUF) return !tcp_connected;
         // An ordinary user's job has it on where TCP has a port (plugins/src/sockets/tcp/README.md).
         if (o == SO_REUSEADDR && all[at].has_port && geteuid()) return 0;
-        return o != SO_ERROR && o != SO_PEERCRED && o != SO_GET_FILTER && o != 49 /* SO_INCOMING_CPU: the last packet's */ && o != 55 /* SO_MEMINFO */ &&
+        return o != SO_ERROR && o != SO_PEERCRED && o != SO_GET_FILTER && (o != 49 || !all[at].connected) /* SO_INCOMING_CPU: there the last packet's */ && o != 55 /* SO_MEMINFO */ &&
                o != 56 /* SO_INCOMING_NAPI_ID */ && o != 57 /* SO_COOKIE */ && o != 59 /* SO_PEERGROUPS */ && o != 71 /* SO_NETNS_COOKIE */ && o != 77 /* SO_PEERPIDFD */ &&
                o != SO_PEERNAME;
     case IPPROTO_IP: return o != 9 /* IP_PKTOPTIONS */ && o < 64;
@@ -123,7 +123,7 @@ static void set_all(int at) {
         {LEVEL_NETLINK, 3 /* NETLINK_PKTINFO */, 1}, {LEVEL_NETLINK, 4 /* NETLINK_BROADCAST_ERROR */, 1}, {LEVEL_NETLINK, 5 /* NETLINK_NO_ENOBUFS */, 1}, {LEVEL_NETLINK, 8 /* NETLINK_LISTEN_ALL_NSID */, 1},
         {LEVEL_NETLINK, 10 /* NETLINK_CAP_ACK */, 1}, {LEVEL_NETLINK, 11 /* NETLINK_EXT_ACK */, 1}, {LEVEL_NETLINK, 12 /* NETLINK_GET_STRICT_CHK */, 1},
         // Behind what changes them too.
-        {SOL_SOCKET, SO_PRIORITY, 3}, {SOL_SOCKET, SO_TIMESTAMPNS, 1}, {SOL_SOCKET, 42 /* SO_PEEK_OFF */, 0},
+        {SOL_SOCKET, 49 /* SO_INCOMING_CPU */, 1}, {SOL_SOCKET, SO_PRIORITY, 3}, {SOL_SOCKET, SO_TIMESTAMPNS, 1}, {SOL_SOCKET, 42 /* SO_PEEK_OFF */, 0},
     };
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
         // Every second socket keeps the sizes that the kernel has chosen for its buffers, but for good.

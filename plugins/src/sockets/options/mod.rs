@@ -119,9 +119,9 @@ pub(crate) fn of(s: &mut Session<'_>, (id, raw): (DescId, RawFd), connected: boo
         return capture(raw, connected);
     };
     if !connected {
-        options
-            .values
-            .extend(read(raw, Sort::of(raw, false)?, |who| who == Who::Listed)?);
+        options.values.extend(read(raw, Sort::of(raw, false)?, |who| {
+            matches!(who, Who::Listed | Who::Steered)
+        })?);
     }
     Ok(options)
 }

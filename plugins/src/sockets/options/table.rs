@@ -2,7 +2,7 @@
 //! `getsockopt` functions. A newer kernel's option is one line more.
 
 use super::Stage::{self, Always, Early, Inherited, Last, Late, New};
-use Who::{Any, Datagrams, Inet, Listed, Netlink, Passing, Stream, Udp, UdpLite, Unix, V6Datagrams, V4, V6};
+use Who::{Any, Datagrams, Inet, Listed, Netlink, Passing, Steered, Stream, Udp, UdpLite, Unix, V6Datagrams, V4, V6};
 
 /// Sockets that have an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub(super) enum Who {
     Passing,
     /// TCP sockets that listen or are not connected.
     Listed,
+    /// All but connections of TCP, in which the kernel writes it.
+    Steered,
 }
 
 /// What a socket is, for [`Who`].
@@ -55,6 +57,7 @@ impl Who {
             Unix => s.family == libc::AF_UNIX,
             Passing => matches!(s.family, libc::AF_UNIX | libc::AF_NETLINK),
             Listed => stream && !s.connected,
+            Steered => !s.connected,
         }
     }
 }
@@ -231,4 +234,5 @@ pub(super) const TABLE: &[Entry] = &[
     o(TCP, 9, "TCP_DEFER_ACCEPT", Last, Stream),
     o(SOL, 26, "SO_ATTACH_FILTER", Last, Any),
     o(SOL, 44, "SO_LOCK_FILTER", Last, Any),
+    o(SOL, 49, "SO_INCOMING_CPU", Last, Steered),
 ];
