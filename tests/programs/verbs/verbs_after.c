@@ -463,10 +463,7 @@ static void joined(void) {
     works();
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} checks[] = {
+static const struct check checks[] = {
     {"many", many}, {"marked", marked}, {"locked", locked}, {"ports", ports},
     {"gone", gone},     {"unread", unread}, {"stale", stale},
     {"recycled", recycled}, {"early", early},
@@ -477,10 +474,5 @@ static const struct {
 
 int main(int argc, char **argv) {
     begin("verbs_after");
-    for (size_t i = 0; argc > 1 && i < sizeof checks / sizeof *checks; i++)
-        if (!strcmp(argv[1], checks[i].name)) {
-            checks[i].run();
-            return finish();
-        }
-    fail("no such check");
+    return run_check(argc > 1 ? argv[1] : NULL, checks, sizeof checks / sizeof *checks);
 }

@@ -417,10 +417,7 @@ static void namesake(void) {
     works();
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} checks[] = {
+static const struct check checks[] = {
     {"renewed", renewed},
     {"crowded", crowded},
     {"heard", heard},
@@ -438,10 +435,5 @@ static const struct {
 
 int main(int argc, char **argv) {
     begin("verbs_back");
-    for (size_t i = 0; argc > 1 && i < sizeof checks / sizeof *checks; i++)
-        if (!strcmp(argv[1], checks[i].name)) {
-            checks[i].run();
-            return finish();
-        }
-    fail("no such check");
+    return run_check(argc > 1 ? argv[1] : NULL, checks, sizeof checks / sizeof *checks);
 }

@@ -450,10 +450,7 @@ static void unheard(void) {
     rdma_destroy_event_channel(asks);
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} checks[] = {
+static const struct check checks[] = {
     {"channels", channels},   {"numbers", numbers}, {"ports", ports},   {"polled", polled},       {"crowd", crowd},
     {"cancelled", cancelled}, {"moved", moved},     {"queues", queues}, {"strangers", strangers},
     {"unheard", unheard},
@@ -467,10 +464,5 @@ int main(int argc, char **argv) {
     port = atoi(argv[2]);
     // What waits for ever is no success.
     if (strcmp(argv[1], "unheard")) alarm(60);
-    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
-        if (!strcmp(argv[1], checks[i].name)) {
-            checks[i].run();
-            return finish();
-        }
-    fail("no such check");
+    return run_check(argv[1], checks, sizeof checks / sizeof *checks);
 }

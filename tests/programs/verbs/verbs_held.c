@@ -161,20 +161,12 @@ static void asked(void) {
     works();
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} checks[] = {
+static const struct check checks[] = {
     {"kinds", kinds},     {"behind", behind},   {"astray", astray},
     {"counted", counted}, {"unknown", unknown}, {"asked", asked},
 };
 
 int main(int argc, char **argv) {
     begin("verbs_held");
-    for (size_t i = 0; argc > 1 && i < sizeof checks / sizeof *checks; i++)
-        if (!strcmp(argv[1], checks[i].name)) {
-            checks[i].run();
-            return finish();
-        }
-    fail("no such check");
+    return run_check(argc > 1 ? argv[1] : NULL, checks, sizeof checks / sizeof *checks);
 }

@@ -497,10 +497,7 @@ static void reopened(void) {
     Z(ibv_close_device(dead_b.port.context));
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} checks[] = {
+static const struct check checks[] = {
     {"keys", keys},       {"zero", zero},     {"rnr", rnr},       {"nobody", nobody}, {"flush", flush},
     {"drained", drained}, {"states", states}, {"length", length}, {"full", full},     {"overrun", overrun},
     {"events", events},   {"shared", shared}, {"resize", resize}, {"held", held},     {"reopened", reopened},
@@ -511,10 +508,5 @@ int main(int argc, char **argv) {
     char name[64];
     snprintf(name, sizeof name, "verbs_rules-%s", argc > 1 ? argv[1] : "");
     begin(name);
-    for (size_t i = 0; argc > 1 && i < sizeof checks / sizeof *checks; i++)
-        if (!strcmp(argv[1], checks[i].name)) {
-            checks[i].run();
-            return finish();
-        }
-    fail("no such check");
+    return run_check(argc > 1 ? argv[1] : NULL, checks, sizeof checks / sizeof *checks);
 }

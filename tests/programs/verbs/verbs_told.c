@@ -122,20 +122,12 @@ static void told(void) {
     works();
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} checks[] = {
+static const struct check checks[] = {
     {"ended", ended},
     {"told", told},
 };
 
 int main(int argc, char **argv) {
     begin("verbs_told");
-    for (size_t i = 0; argc > 1 && i < sizeof checks / sizeof *checks; i++)
-        if (!strcmp(argv[1], checks[i].name)) {
-            checks[i].run();
-            return finish();
-        }
-    fail("no such check");
+    return run_check(argc > 1 ? argv[1] : NULL, checks, sizeof checks / sizeof *checks);
 }

@@ -91,6 +91,22 @@ static void fork_ranks(const struct sockaddr_in *a, int listener) {
     if (rank) dial_root(a);
 }
 
+// What a program can be asked to check.
+struct check {
+    const char *name;
+    void (*run)(void);
+};
+
+// Runs the one of that name, for main to return.
+static int run_check(const char *name, const struct check *checks, size_t count) {
+    for (size_t i = 0; name && i < count; i++)
+        if (!strcmp(name, checks[i].name)) {
+            checks[i].run();
+            return finish();
+        }
+    fail("no such check");
+}
+
 static void world_begin(const char *name, int ranks) {
     begin(name);
     const char *r = getenv("VERBS_RANK"), *n = getenv("VERBS_SIZE");
