@@ -140,6 +140,20 @@ fn orders() -> [Vec<usize>; 3] {
     [same, reverse, shuffled]
 }
 
+/// Two tiers: memory, of `bytes` in extents, and a disk, which takes or gives so much in a second.
+fn with_disk(bytes: u64, extent: u64, rate: f64) -> Config {
+    Config {
+        rules: Rules::OURS,
+        rooms: vec![Room::Paged { bytes, extent }, Room::Endless],
+        links: vec![Link {
+            down: rate,
+            up: rate,
+            duplex: false,
+        }],
+        copy: 1e15,
+    }
+}
+
 fn limit() -> f64 {
     2.0 * f64::max(COUNT as f64 * INTERVAL, (COUNT - ROOM) as f64 * SLOW)
 }
@@ -332,22 +346,7 @@ fn what_could_not_be_fetched_is_not_fetched_again_but_read_from_where_it_is() {
 fn the_planner_reaches_the_limit_of_the_pool() {
     const SIZE: u64 = 1 << 20;
     let rate = SIZE as f64 / SLOW;
-    let config = Config {
-        rules: Rules::OURS,
-        rooms: vec![
-            Room::Paged {
-                bytes: ROOM as u64 * SIZE,
-                extent: SIZE,
-            },
-            Room::Endless,
-        ],
-        links: vec![Link {
-            down: rate,
-            up: rate,
-            duplex: false,
-        }],
-        copy: 1e15,
-    };
+    let config = with_disk(ROOM as u64 * SIZE, SIZE, rate);
     for order in orders() {
         let mut world = World::new(&config);
         world.planner.hint(order.iter().map(|v| Version(*v as u64)));
@@ -372,22 +371,7 @@ fn hits_of_small(size: u64) -> u64 {
     const EXTENT: u64 = 1 << 16;
     // A copy takes half of the time between two calls.
     let rate = 2.0 * size as f64 / INTERVAL;
-    let config = Config {
-        rules: Rules::OURS,
-        rooms: vec![
-            Room::Paged {
-                bytes: COUNT as u64 / 4 * EXTENT,
-                extent: EXTENT,
-            },
-            Room::Endless,
-        ],
-        links: vec![Link {
-            down: rate,
-            up: rate,
-            duplex: false,
-        }],
-        copy: 1e15,
-    };
+    let config = with_disk(COUNT as u64 / 4 * EXTENT, EXTENT, rate);
     let mut world = World::new(&config);
     world.planner.hint((0..COUNT as u64).rev().map(Version));
     for v in 0..COUNT as u64 {
