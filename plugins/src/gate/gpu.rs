@@ -90,7 +90,7 @@ fn put_back_stranded(pids: &[i32]) -> Result<(), Refusal> {
         return Ok(());
     };
     let its: Vec<i32> = all.iter().map(stranded::Stranded::pid).collect();
-    recover(&its, &Devices::default()).map_err(|again| {
+    recover(&its, &Devices::default(), &|| ()).map_err(|again| {
         tracing::warn!(error = %again, pids = ?its, "asked once more, the GPU driver cannot put these processes back: {WAITS}");
         let why = format!(
             "could not put back what it has taken off the GPU ({}): {WAITS}; {LOST}",
@@ -147,11 +147,13 @@ impl Asker {
         self.0.id().cast_signed()
     }
 
-    /// Waits for its end, for so long at most; whether it has done what it was to do. None: it goes on.
-    fn end(&mut self, limit: Duration) -> Option<bool> {
+    /// Waits for its end, for so long at most, and does `meanwhile` again and again; whether it has done what it was to do.
+    /// None: it goes on.
+    fn end(&mut self, limit: Duration, meanwhile: &dyn Fn()) -> Option<bool> {
         let end = Instant::now() + limit;
         let mut pause = Duration::from_micros(100);
         loop {
+            meanwhile();
             match self.0.try_wait() {
                 Ok(None) if Instant::now() < end => std::thread::sleep(pause),
                 Ok(None) => return None,
@@ -166,7 +168,7 @@ impl Asker {
     /// Ends one that has nothing in hand.
     fn kill(&mut self) {
         let _ = self.0.kill();
-        self.end(BEGIN);
+        self.end(BEGIN, &|| ());
     }
 }
 
@@ -198,7 +200,7 @@ fn await_left() -> Result<(), Refusal> {
         let first = last.pids.first().copied().unwrap_or(0);
         if last.born.is_none() || proc::born(last.asker) != last.born {
             // What it has not done, if anything.
-            recover(&last.pids, &last.had).map_err(|f| f.of(first, DRIVER))?;
+            recover(&last.pids, &last.had, &|| ()).map_err(|f| f.of(first, DRIVER))?;
             stranded::forget(&last.pids);
         } else {
             list(&LEFT).push(last);
@@ -391,14 +393,15 @@ impl Gpus {
         self.is_asked = false;
     }
 
-    /// What was to be done by the process, which is gone: has another one let those that use a GPU go on.
-    pub(super) fn recover(&self) -> Result<(), Fault> {
-        recover(&self.pids, &self.had)
+    /// What was to be done by the process, which is gone: has another one let those that use a GPU go on. The driver's
+    /// threads in them are attended to `meanwhile`, where all else of the job stands still.
+    pub(super) fn recover(&self, meanwhile: &dyn Fn()) -> Result<(), Fault> {
+        recover(&self.pids, &self.had, meanwhile)
     }
 }
 
 /// Has those of these processes that live go on, which had these GPUs.
-fn recover(pids: &[i32], had: &Devices) -> Result<(), Fault> {
+fn recover(pids: &[i32], had: &Devices, meanwhile: &dyn Fn()) -> Result<(), Fault> {
     let living: Vec<i32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
     if living.is_empty() {
         return Ok(());
@@ -406,7 +409,7 @@ fn recover(pids: &[i32], had: &Devices) -> Result<(), Fault> {
     let mut command = belay(&living, had);
     let command = command.arg("--recover").stdin(Stdio::null()).stdout(Stdio::piped());
     let mut asker = Asker::start(command)?;
-    match asker.end(LIMIT) {
+    match asker.end(LIMIT, meanwhile) {
         Some(true) => Ok(()),
         Some(false) => {
             let mut why = String::new();
@@ -429,12 +432,12 @@ impl Gpus {
         let end = Instant::now() + LIMIT;
         let watch = self.watch(true);
         loop {
-            match self.asker.end(TURN) {
+            match self.asker.end(TURN, &|| ()) {
                 Some(true) => return Some(Ok(())),
-                Some(false) => return Some(self.recover()),
+                Some(false) => return Some(self.recover(&|| ())),
                 None if Instant::now() > end => {
                     self.asker.kill();
-                    return Some(self.recover());
+                    return Some(self.recover(&|| ()));
                 }
                 None => {}
             }

@@ -212,7 +212,7 @@ impl Gates {
         let Some(gpus) = &mut self.gpus else { return asked };
         let done = match is_gone {
             true => gpus
-                .recover()
+                .recover(meanwhile)
                 .map_err(|fault| fault.of(gpus.pids.first().copied().unwrap_or(0), gpu::DRIVER)),
             false => asked,
         };

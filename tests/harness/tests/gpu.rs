@@ -8,8 +8,10 @@ use belay_tests::place::{am_root, Place, User};
 use belay_tests::rng::Rng;
 use belay_tests::target::Target;
 use belay_tests::{edges, gpu, procs, Failure};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+#[path = "gpu/asker.rs"]
+mod asker;
 #[path = "gpu/hosts.rs"]
 mod hosts;
 #[path = "gpu/lost.rs"]
@@ -238,116 +240,6 @@ fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Re
     edges::agent_killed(PROGRAM, &prepare, SAMPLE, rng)
 }
 
-/// Whether this process asks the driver.
-fn asks(pid: i32) -> bool {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    words.split(|b| *b == 0).any(|w| w == b"--processes")
-}
-
-/// The process that asks the driver is killed at any moment of a checkpoint: the program goes on, and what is called
-/// whole restarts.
-fn asker_killed(place: &Place, user: User, (how, within): ((&str, &str), u64), rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = launched(place, user, how)?;
-    let mut killed = 0;
-    // On a loaded machine it has often ended before it is found, or before the kill.
-    for round in 0..200 {
-        if round >= 20 && killed > 5 {
-            break;
-        }
-        let (_, agent) = edges::program_and_agent(&job, PROGRAM)?;
-        let dir = job.dir().display().to_string();
-        let command = job.belay(&["checkpoint", "--quiet", &dir]);
-        let wait = Duration::from_micros(rng.below(within));
-        let taking = std::thread::spawn(move || output(command, LIMIT));
-        while !taking.is_finished() {
-            if let Some(asker) = procs::tree(agent).into_iter().find(|p| asks(*p)) {
-                std::thread::sleep(wait);
-                if asks(asker) {
-                    procs::signal(asker, libc::SIGKILL);
-                    killed += 1;
-                }
-                break;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let o = taking.join().map_err(|_| "the command's thread has ended")??;
-        if !o.status.success() {
-            refused(&o, &["gpu driver"]).map_err(|e| format!("round {round}: {e}"))?;
-        }
-        job.progress(LIMIT).map_err(|e| format!("round {round}: {e}"))?;
-    }
-    want(killed > 5, || format!("killed {killed} times only"))?;
-    job.checkpoint()?;
-    job.crash_and_restart(LIMIT)?;
-    job.verdict(false, LIMIT)
-}
-
-/// The process that asks the driver is killed while that takes the state off, which it goes on to do for longer than others
-/// are waited for: the state is put back when that is over, and nothing runs before.
-fn asker_killed_for_long(place: &Place, user: User) -> Result<(), Failure> {
-    let mut job = launched(place, user, ("watch", "long"))?;
-    let (_, agent) = edges::program_and_agent(&job, PROGRAM)?;
-    let dir = job.dir().display().to_string();
-    let command = job.belay(&["checkpoint", "--quiet", &dir]);
-    let taking = std::thread::spawn(move || output(command, 3 * LIMIT));
-    let asker = loop {
-        if let Some(asker) = procs::tree(agent).into_iter().find(|p| asks(*p)) {
-            break asker;
-        }
-        want(!taking.is_finished(), || "the checkpoint is over".into())?;
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    std::thread::sleep(Duration::from_secs(2));
-    procs::signal(asker, libc::SIGKILL);
-    let o = taking.join().map_err(|_| "the command's thread has ended")??;
-    refused(&o, &["gpu driver", "has lost the process that asks it"])?;
-    job.progress(LIMIT)?;
-    job.verdict(false, LIMIT)
-}
-
-/// The process that asks the driver is killed while that puts the state back at a restart: the job goes on, or the restart
-/// says that it has ended, where it has not begun.
-fn asker_killed_at_restart(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    let mut job = launched(place, user, ("", "slow"))?;
-    job.checkpoint()?;
-    let mut recovered = 0;
-    for round in 0..30 {
-        if recovered >= 4 {
-            break;
-        }
-        job.kill_all()?;
-        job.clear_beat()?;
-        job.restart(&[])?;
-        let front = job.pid().ok_or("no job")?;
-        let end = Instant::now() + LIMIT;
-        let asker = loop {
-            if let Some(asker) = procs::tree(front).into_iter().find(|p| asks(*p)) {
-                break asker;
-            }
-            want(Instant::now() < end && !job.has_ended()?, || job.output_text())?;
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        std::thread::sleep(Duration::from_millis(rng.below(200)));
-        let killed = asks(asker);
-        procs::signal(asker, libc::SIGKILL);
-        // What goes on is not ended again.
-        let goes_on = |job: &mut Job| {
-            job.progress(LIMIT)?;
-            job.checkpoint()?;
-            job.progress(LIMIT)
-        };
-        match goes_on(&mut job) {
-            Ok(()) => recovered += i32::from(killed),
-            Err(e) => want(e.contains("the process that asks it has ended"), || {
-                format!("round {round}: {e}")
-            })?,
-        }
-    }
-    want(recovered >= 4, || format!("recovered {recovered} times only"))?;
-    job.crash_and_restart(LIMIT)?;
-    job.verdict(false, LIMIT)
-}
-
 /// Continues the program, whenever it is there, until it goes on.
 fn continued(job: &mut Job) -> Result<(), Failure> {
     let front = job.pid().ok_or("no job")?;
@@ -536,20 +428,25 @@ fn main() {
     target.by_user(
         "asker_killed",
         |_| am_root(),
-        |p, u, rng| asker_killed(p, u, (("", ""), 30_000), rng),
+        |p, u, rng| asker::killed(p, u, (("", ""), 30_000), rng),
     );
     target.by_user(
         "asker_of_slow_driver_killed",
         |_| am_root(),
-        |p, u, rng| asker_killed(p, u, (("", "slow"), 300_000), rng),
+        |p, u, rng| asker::killed(p, u, (("", "slow"), 300_000), rng),
     );
     target.by_user(
         "asker_of_one_that_looks_killed",
         |_| am_root(),
-        |p, u, rng| asker_killed(p, u, (("watch", "slow"), 300_000), rng),
+        |p, u, rng| asker::killed(p, u, (("watch", "slow"), 300_000), rng),
     );
-    target.by_user("asker_killed_for_long", |_| am_root(), |p, u, _| asker_killed_for_long(p, u));
-    target.by_user("asker_killed_at_restart", |_| am_root(), asker_killed_at_restart);
+    target.by_user(
+        "asker_killed_and_stopped",
+        |_| am_root(),
+        |p, u, _| asker::killed_and_stopped(p, u),
+    );
+    target.by_user("asker_killed_for_long", |_| am_root(), |p, u, _| asker::killed_for_long(p, u));
+    target.by_user("asker_killed_at_restart", |_| am_root(), asker::killed_at_restart);
     target.by_user("stopped_meanwhile", |_| am_root(), stopped_meanwhile);
     target.by_user("crashes", |_| am_root(), |p, u, _| crashes(p, u));
     target.by_user("stopped_before", |_| am_root(), |p, u, _| stopped_before(p, u));

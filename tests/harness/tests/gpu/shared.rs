@@ -1,6 +1,7 @@
 //! Processes that the driver cannot lock beside each other: a call of it does not return.
 
-use crate::{asks, launched, LIMIT, PROGRAM};
+use crate::asker::asks;
+use crate::{launched, LIMIT, PROGRAM};
 use belay_still::Watch;
 use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, Job};
