@@ -16,6 +16,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +26,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -93,10 +96,26 @@ static int is_full(void) {
     return 1;
 }
 
-// Each call of the program: waits while its calls are held back.
+// As in NVIDIA's driver, calls go on also where the threads that are held back are stopped: who wakes them waits for
+// nobody, and a condition variable of the C library may wait until those it has woken have run.
+static void set_running(void) {
+    control.state = RUNNING;
+    syscall(SYS_futex, &control.state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+// Waits while calls are held back. The caller has the lock.
+static void await_running(void) {
+    for (uint32_t state; (state = control.state) != RUNNING;) {
+        pthread_mutex_unlock(&gate);
+        syscall(SYS_futex, &control.state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+        pthread_mutex_lock(&gate);
+    }
+}
+
+// Each call of the program.
 static void enter(void) {
     pthread_mutex_lock(&gate);
-    while (control.state != RUNNING) pthread_cond_wait(&moved, &gate);
+    await_running();
 }
 static CUresult leave(CUresult result) {
     pthread_cond_broadcast(&moved);
@@ -138,8 +157,7 @@ static CUresult lock(void) {
     control.state = LOCKED;
     while (done != submitted)
         if (pthread_cond_timedwait(&moved, &gate, &end) == ETIMEDOUT) {
-            control.state = RUNNING;
-            pthread_cond_broadcast(&moved);
+            set_running();
             return CUDA_ERROR_NOT_READY;
         }
     return CUDA_SUCCESS;
@@ -247,8 +265,7 @@ static CUresult restore(void) {
 
 static CUresult unlock(void) {
     if (control.state != LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
-    control.state = RUNNING;
-    pthread_cond_broadcast(&moved);
+    set_running();
     return CUDA_SUCCESS;
 }
 
@@ -266,8 +283,8 @@ static void *serve(void *unused) {
         uint32_t asked = control.asked;
         if (asked == control.answered) continue;
         CUresult result = CUDA_ERROR_INVALID_VALUE;
-        // While calls are held back nobody else touches what these two do, and whoever has the lock may stand still.
-        int alone = (asked & 0xff) == CHECKPOINT || (asked & 0xff) == RESTORE;
+        // While calls are held back nobody else touches what all but the first do, and whoever has the lock may stand still.
+        int alone = (asked & 0xff) != LOCK;
         if (!alone) pthread_mutex_lock(&gate);
         switch (asked & 0xff) {
             case LOCK: result = lock(); break;
@@ -428,7 +445,10 @@ API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
 
 API fakeLaunchAdd(CUdeviceptr at, size_t words) {
     enter();
-    while (submitted - done == QUEUE || control.state != RUNNING) pthread_cond_wait(&moved, &gate);
+    while (submitted - done == QUEUE) {
+        pthread_cond_wait(&moved, &gate);
+        await_running();
+    }
     queue[submitted % QUEUE].at = at;
     queue[submitted % QUEUE].words = words;
     submitted++;
