@@ -24,6 +24,8 @@ const LATE: u32 = 20;
 const FEW: u64 = 5;
 /// The program that looks at everything that a checkpoint touches in every process.
 const ALL: &str = "kill_target";
+/// The program of which a copy is made without what has not changed.
+const UNCHANGED: &str = "mem_unchanged";
 
 /// The first process of the program `target` and its agent.
 fn program_and_agent(job: &Job, target: &str) -> Result<(i32, i32), Failure> {
@@ -44,8 +46,15 @@ fn job(place: &Place, user: User, label: &str, target: &str, restarted: bool) ->
     job.set("BELAY_TEST_QUIET_PARENT", "1");
     let mut argv: Vec<String> = target.split(' ').map(str::to_owned).collect();
     argv[0] = place.programs().join(&argv[0]).display().to_string();
-    job.launch(&[], &argv)?;
+    let unchanged = target == UNCHANGED;
+    let written = ["--differential", "written"].map(str::to_owned);
+    job.launch(if unchanged { &written } else { &[] }, &argv)?;
     job.progress(LIMIT)?;
+    if unchanged {
+        // From the second on, what has not changed is known.
+        job.checkpoint()?;
+        job.progress(LIMIT)?;
+    }
     if restarted {
         job.checkpoint()?;
         job.kill_all()?;
@@ -350,8 +359,8 @@ fn snapshot_killed(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failu
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 fn main() {
-    let mut target = Target::new("boundaries", &[ALL, "aio", "ipc_notify", "proc_vmshare", "fd_tcp"]);
-    let tests: [(&str, Test); 10] = [
+    let mut target = Target::new("boundaries", &[ALL, UNCHANGED, "aio", "ipc_notify", "proc_vmshare", "fd_tcp"]);
+    let tests: [(&str, Test); 11] = [
         ("agent_killed", |p, u, r| agent_killed(p, u, (ALL, SAMPLE), false, r)),
         ("agent_of_restarted_job_killed", |p, u, r| {
             agent_killed(p, u, (ALL, SAMPLE), true, r)
@@ -367,6 +376,9 @@ fn main() {
         }),
         ("agent_killed_with_fork_of_thread", |p, u, r| {
             agent_killed(p, u, ("proc_vmshare own", FEW), false, r)
+        }),
+        ("agent_killed_with_pages_left_out", |p, u, r| {
+            agent_killed(p, u, (UNCHANGED, FEW), false, r)
         }),
         ("agent_killed_while_context_is_away", |p, u, _| {
             agent_killed_while_context_is_away(p, u)
