@@ -12,6 +12,7 @@ use belay_tests::fabric::{Fabric, ON_HOSTS, WITH_DEVICE};
 use belay_tests::job::{show, text, Job};
 use belay_tests::place::{am_root, with_devices, Place, User};
 use belay_tests::rng::Rng;
+use belay_tests::runner::rounds;
 use belay_tests::target::Target;
 use belay_tests::Failure;
 use std::net::TcpListener;
@@ -53,6 +54,8 @@ impl Run {
         let label = format!("adapters-{}", words.join("-"));
         let fabric = Fabric::new(place, &format!("{label}-fabric"), user, case.options)?;
         let mut job = Job::new(place, &label, user)?;
+        // There may be any number of rounds.
+        job.set("BELAY_TEST_LONG", "1");
         for (name, value) in fabric.environment() {
             job.set(name, &value.display().to_string());
         }
@@ -82,7 +85,7 @@ impl Run {
     }
 
     /// Two checkpoints and progress after each.
-    fn checkpoints(&mut self, rng: &mut Rng, count: u32) -> Result<(), Failure> {
+    fn checkpoints(&mut self, rng: &mut Rng, count: u64) -> Result<(), Failure> {
         for _ in 0..count {
             Self::a_moment(rng);
             self.job.checkpoint()?;
@@ -136,10 +139,10 @@ const PROGRAMS: [&[&str]; 7] = [
 ];
 
 /// Checkpoints at any moment, after which the program goes on.
-fn goes_on(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
+fn goes_on(place: &Place, user: User, rng: &mut Rng, faults: &[&str]) -> Result<(), Failure> {
     for words in PROGRAMS {
-        let mut run = Run::new(place, user, &Case::of(words, &[]))?;
-        let step = run.checkpoints(rng, 6);
+        let mut run = Run::new(place, user, &Case::of(words, faults))?;
+        let step = run.checkpoints(rng, rounds(6));
         step.and_then(|()| run.ends_well()).map_err(|e| format!("{words:?}: {e}"))?;
     }
     Ok(())
@@ -154,23 +157,16 @@ const FAULTS: [&str; 6] = [
     "ud_drop=10",
 ];
 
-/// The same with faults in the fabric.
-fn goes_on_with_faults(place: &Place, user: User, rng: &mut Rng) -> Result<(), Failure> {
-    for words in PROGRAMS {
-        let mut run = Run::new(place, user, &Case::of(words, &FAULTS))?;
-        let step = run.checkpoints(rng, 6);
-        step.and_then(|()| run.ends_well()).map_err(|e| format!("{words:?}: {e}"))?;
-    }
-    Ok(())
-}
-
-/// Killed and restarted, twice.
+/// Killed and restarted, twice or more often.
 fn twice(place: &Place, user: User, rng: &mut Rng, case: &Case) -> Result<(), Failure> {
     let mut run = Run::new(place, user, case)?;
     let mut step = || -> Result<(), Failure> {
-        run.comes_back(rng, case.moves[1])?;
-        run.checkpoints(rng, 2)?;
-        run.comes_back(rng, case.moves[2])
+        for _ in 0..rounds(1) {
+            run.comes_back(rng, case.moves[1])?;
+            run.checkpoints(rng, 2)?;
+            run.comes_back(rng, case.moves[2])?;
+        }
+        Ok(())
     };
     let moves = case.moves;
     step()
@@ -377,8 +373,8 @@ fn mpi(place: &Place, _: User, rng: &mut Rng) -> Result<(), Failure> {
 
 fn main() {
     let mut target = Target::new("adapters", &[]);
-    target.by_user("goes_on", |_| true, goes_on);
-    target.by_user("goes_on_with_faults", |_| true, goes_on_with_faults);
+    target.by_user("goes_on", |_| true, |p, u, r| goes_on(p, u, r, &[]));
+    target.by_user("goes_on_with_faults", |_| true, |p, u, r| goes_on(p, u, r, &FAULTS));
     target.by_user("comes_back", |_| true, |place, user, rng| comes_back(place, user, rng, &[]));
     target.by_user(
         "comes_back_with_faults",
