@@ -4,9 +4,34 @@
 //! and private: nobody else may read it, and least of all run it as its new owner.
 
 use crate::sys::fd;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
+
+/// Whose something without a name is, and who may open it below `/proc`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Belongs {
+    /// Owner and group.
+    owner: (u32, u32),
+    mode: u32,
+}
+
+impl From<&fd::Stat> for Belongs {
+    fn from(stat: &fd::Stat) -> Self {
+        Self {
+            owner: (stat.st_uid, stat.st_gid),
+            mode: stat.st_mode & 0o7777,
+        }
+    }
+}
+
+impl Belongs {
+    /// Gives what `raw` is open on, and has just been made, to them, where that may be.
+    pub(crate) fn give(self, raw: RawFd) -> io::Result<()> {
+        give(raw, self.owner, self.mode).map(drop)
+    }
+}
 
 /// What is left of the mode of what cannot be given back.
 const PRIVATE: u32 = 0o700;
@@ -22,7 +47,10 @@ pub(crate) fn give(raw: RawFd, owner: (u32, u32), mode: u32) -> io::Result<Optio
             set => set.map(|()| true)?,
         };
     let mode = if given { mode } else { private(mode) };
-    set_mode(raw, mode)?;
+    // To change the owner can take bits away.
+    if (stat.st_uid, stat.st_gid) != owner || stat.st_mode & 0o7777 != mode {
+        set_mode(raw, mode)?;
+    }
     Ok(given.then_some(mode))
 }
 

@@ -54,6 +54,7 @@ pub(super) fn prepare(
         (Origin::Memfd { seals, huge }, _) => Some(make_memfd(path, *seals, *huge, object.mode)?),
         (Origin::Anonymous, _) => Some(make_memfd(Path::new(super::ANONYMOUS), libc::F_SEAL_SEAL, 0, 0o600)?),
     };
+    let mut mode = object.mode;
     if let Some(a) = &anchor {
         if let Some(content) = &object.content {
             fd::truncate(a.as_raw_fd(), content.bytes).at("set the length")?;
@@ -63,9 +64,9 @@ pub(super) fn prepare(
                 _ => content.fill(a.as_raw_fd(), pages)?,
             }
         }
-        if let Origin::Deleted { .. } = object.origin {
+        if let Origin::Deleted { .. } | Origin::Memfd { .. } = object.origin {
             // Writing takes set-user-ID bits away.
-            own(a, object)?;
+            mode = own(a, object)?.unwrap_or(owner::private(mode));
         }
         // Of some that nobody has open they are not known.
         if object.atime_ns.is_some() {
@@ -85,7 +86,7 @@ pub(super) fn prepare(
         seen: None,
         is_maker: maker.is_some(),
         path: path.to_owned(),
-        mode: object.mode,
+        mode,
     })
 }
 

@@ -6,7 +6,8 @@ mod packets;
 
 use crate::builder::Builder;
 use crate::fault::{refuse, At, Fault, Refusal};
-use crate::files::{make_beside, owner, parents, without_deleted, Sights};
+use crate::files::owner::{self, Belongs};
+use crate::files::{make_beside, parents, without_deleted, Sights};
 use crate::kind::{nothing, Candidate, Kind, Look, Ways};
 use crate::model::{DescId, Description, Descriptors, Directory, FsPath};
 use crate::session::Session;
@@ -44,6 +45,9 @@ pub(crate) struct PipeObject {
     /// Of a FIFO without writers: those readers who see no hang-up, as they have opened it since, where others see one.
     #[serde(default)]
     since: Vec<DescId>,
+    /// Of one without a name: whose it is.
+    #[serde(default)]
+    belongs: Option<Belongs>,
 }
 
 impl Part for Vec<PipeObject> {
@@ -141,12 +145,18 @@ impl Kind for Pipes {
                 Some(id) => d.refusal(*id, &e),
                 None => e.of(0, "pipe"),
             })?;
+            let first = ends.first().copied();
             for id in ends {
                 if object.since.contains(&id) {
                     built.write = None;
                 }
                 let opened = built.open(&d.descriptions[id]).and_then(|fd| b.put(id, fd));
                 opened.map_err(|e| d.refusal(id, &e))?;
+            }
+            // When all ends are open: the mode may forbid it.
+            if let (Some(belongs), Some(id)) = (object.belongs, first) {
+                let given = belongs.give(built.read.as_raw_fd()).at("set its owner and mode");
+                given.map_err(|e| d.refusal(id, &e))?;
             }
         }
         Ok(())
@@ -200,6 +210,7 @@ fn object(s: &mut Session<'_>, ids: &[DescId]) -> Result<PipeObject, Fault> {
     let streams = pieces.iter().enumerate().filter(|(_, p)| !p.packet).map(|(at, _)| at);
     let packets = pieces.iter().any(|p| p.packet);
     Ok(PipeObject {
+        belongs: fifo.is_none().then(|| Belongs::from(&first.stat)),
         fifo,
         capacity,
         data,

@@ -6,10 +6,11 @@ mod table;
 
 use super::send_buffer::SO_BUF_LOCK;
 use crate::fault::{At, Fault};
+use crate::files::owner::Belongs;
 use crate::kind::{nothing, Kind, Never, NoPart};
 use crate::model::DescId;
 use crate::session::{Found, Session};
-use crate::sys::sock;
+use crate::sys::{fd, sock};
 use belay_kernel::{pidfd, spread};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -71,6 +72,9 @@ pub(crate) struct Options {
     values: Vec<(i32, i32, Vec<u8>)>,
     /// SO_SNDBUF and SO_RCVBUF as the kernel reports them (twice what is set), 0 where the kernel chooses the size itself.
     buffers: (i32, i32),
+    /// Whose the socket is: only sockets of one user share a port.
+    #[serde(default)]
+    belongs: Option<Belongs>,
 }
 
 /// Sockets that one of several threads takes at once.
@@ -136,6 +140,7 @@ pub(crate) fn capture(raw: RawFd, connected: bool) -> Result<Options, Fault> {
     Ok(Options {
         values,
         buffers: (chosen(1, libc::SO_SNDBUF)?, chosen(2, libc::SO_RCVBUF)?),
+        belongs: Some(Belongs::from(&fd::fstat(raw).at("stat")?)),
     })
 }
 
@@ -219,12 +224,17 @@ impl Options {
         self.values.iter().any(on)
     }
 
-    /// Sets the options of one stage. The first failure is returned, with the option named, when all others are set.
+    /// Sets the options of one stage, and the owner. The first failure is returned, with the option named, when all others are set.
     pub(crate) fn restore(&self, raw: RawFd, when: When) -> Result<(), Fault> {
         let values: HashMap<(i32, i32), &[u8]> = self.values.iter().map(|(l, o, v)| ((*l, *o), v.as_slice())).collect();
         let wanted = || TABLE.iter().filter(|e| when.sets(e.stage));
         let mut buf = [0u8; LONGEST];
-        let (mut changed, mut done) = (false, Ok(()));
+        let mut done = match self.belongs {
+            // One that listens is not the socket that is going to be accepted.
+            Some(belongs) if when != When::Accepting => belongs.give(raw).at("set its owner and mode"),
+            _ => Ok(()),
+        };
+        let mut changed = false;
         // Once more where anything was set: some change others too.
         for round in 0..2 {
             if round == 1 && !changed {
