@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Belongs {
     /// Owner and group.
-    owner: (u32, u32),
+    pub(crate) owner: (u32, u32),
     mode: u32,
 }
 

@@ -155,6 +155,7 @@ fn cases() -> Vec<Case> {
         prog("fd_replaced"),
         prog("fd_pipe"),
         prog("fd_fifo"),
+        prog("fd_owner"),
         prog("fd_unix stream"),
         prog("fd_unix dgram"),
         prog("fd_unix seqpacket"),

@@ -224,6 +224,11 @@ impl Options {
         self.values.iter().any(on)
     }
 
+    /// Owner and group of the socket, where they are known.
+    pub(crate) fn owner(&self) -> Option<(u32, u32)> {
+        self.belongs.map(|belongs| belongs.owner)
+    }
+
     /// Sets the options of one stage, and the owner. The first failure is returned, with the option named, when all others are set.
     pub(crate) fn restore(&self, raw: RawFd, when: When) -> Result<(), Fault> {
         let values: HashMap<(i32, i32), &[u8]> = self.values.iter().map(|(l, o, v)| ((*l, *o), v.as_slice())).collect();

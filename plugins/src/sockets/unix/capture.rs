@@ -1,5 +1,6 @@
 //! Capture of a `AF_UNIX` socket.
 
+use super::caller::Caller;
 use super::{elsewhere, BoundFile, Message, Peer, PeerFile, UnixState};
 use crate::fault::{not_now, At, Fault};
 use crate::files::{owner, parents, without_deleted};
@@ -8,6 +9,7 @@ use crate::model::{DescId, FsPath, Holder, IN_FLIGHT};
 use crate::session::{Found, Session};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
+use belay_kernel::proc::Status;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
@@ -20,12 +22,8 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
     let peer_name = sock::peer(raw).at("read its peer's name")?.unwrap_or_default();
     let accepts = sock::get::<i32>(raw, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).at("read its state")? != 0;
     let options = options::of(s, (id, raw), false)?;
-    let listening = if accepts {
-        pending(s, &info.pending)?;
-        Some((info.backlog, info.pending.clone()))
-    } else {
-        None
-    };
+    let waiting = if accepts { pending(s, &info.pending)? } else { Vec::new() };
+    let listening = accepts.then(|| (info.backlog, info.pending.clone()));
     let reset = queue::has_failed(raw)?;
     let queue = if accepts { Vec::new() } else { queue(s, raw, kind, holder)? };
     let task = s.task_of(holder.pid);
@@ -50,6 +48,8 @@ pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), kind: i32
         options,
         reset,
         peer_file,
+        caller: Caller::told_by(raw)?,
+        waiting,
     })
 }
 
@@ -77,13 +77,16 @@ fn peer_file(s: &mut Session<'_>, (peer, name): (u32, &sock::Addr), task: i32) -
 }
 
 /// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which
-/// cannot be undone.
-fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
+/// cannot be undone. Returns who has made each, where that is in the job.
+fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<Vec<Option<Caller>>, Fault> {
+    let mut callers = Vec::new();
     for ino in clients {
         if *ino == 0 {
             return not_now("a connection waits to be accepted whose client has gone; what it sent cannot be read before that");
         }
-        if let Some((pid, number, id)) = socket(s, *ino) {
+        let found = socket(s, *ino);
+        callers.push(found.map_or(Ok(None), |(_, _, id)| connector(s, id))?);
+        if let Some((pid, number, id)) = found {
             let queued = fd::unsent_bytes(s.take(id)?.raw()).at("ask for unread data (SIOCOUTQ)")?;
             if queued > 0 {
                 return not_now(format!(
@@ -92,7 +95,26 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<(), Fault> {
             }
         }
     }
-    Ok(())
+    Ok(callers)
+}
+
+/// Who has connected socket `id`: whoever has made it, and has it. That is told to who accepts the connection, so it must
+/// not be guessed where a process has changed its user since.
+fn connector(s: &Session<'_>, id: DescId) -> Result<Option<Caller>, Fault> {
+    let tables = s.tables.iter().filter(|t| t.slots.iter().any(|slot| slot.desc == id));
+    let mut first = None;
+    for pid in tables.flat_map(|t| &t.pids) {
+        let status = Status::read(s.task_of(*pid)).at("read its user")?;
+        let caller = Caller::of(&status);
+        let is_maker = caller.as_ref().is_some_and(|c| c.user() == s.found[id].stat.st_uid);
+        if owner::me() == 0 && !is_maker {
+            return not_now(format!(
+                "a connection waits to be accepted, and as which user process {pid} has made it cannot be told before that"
+            ));
+        }
+        first = first.or(caller);
+    }
+    Ok(first)
 }
 
 /// The socket with inode `ino`, and who has it under which number.

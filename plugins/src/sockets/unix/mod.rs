@@ -4,6 +4,7 @@
 //! nothing is consumed.
 
 mod apart;
+mod caller;
 mod capture;
 mod elsewhere;
 mod gate;
@@ -20,6 +21,7 @@ use crate::model::{DescId, Descriptors, Directory, FsPath};
 use crate::session::Session;
 use crate::sys::sock::Addr;
 use belay_image::blobs::BlobRef;
+use caller::Caller;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -101,6 +103,12 @@ pub(crate) struct UnixState {
     /// For a datagram socket: the file by which its peer was reached.
     #[serde(default)]
     pub(crate) peer_file: Option<PeerFile>,
+    /// Who is told to be at the other end; for a listening socket, who listens.
+    #[serde(default)]
+    pub(crate) caller: Option<Caller>,
+    /// For a listening socket: who each of the clients that wait is told to be.
+    #[serde(default)]
+    pub(crate) waiting: Vec<Option<Caller>>,
 }
 
 impl UnixState {

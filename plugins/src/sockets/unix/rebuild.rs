@@ -7,6 +7,7 @@
 //! Others can reach a socket as soon as it has its name. Who connects to a listener while it is used here is turned
 //! away, and what is sent to datagram sockets falls through a filter ([`Gate`]) until their queues are back.
 
+use super::caller::{call_as, Caller};
 use super::gate::Gate;
 use super::places::Places;
 use super::{BoundFile, Peer, UnixState};
@@ -63,7 +64,7 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
     let listening: Vec<&Socket> = all.iter().filter(|(_, l)| l.listening.is_some()).collect();
     for (at, (id, u)) in all.iter().enumerate() {
         if let Some((_, clients)) = &u.listening {
-            let fd = listener(&build.places, u).map_err(|e| (*id, e))?;
+            let fd = listener(&build.places, u, u.caller.as_ref()).map_err(|e| (*id, e))?;
             b.put(*id, fd).map_err(|e| (*id, e))?;
             waiting.extend(clients.iter().map(|c| (*c, at)));
         }
@@ -87,23 +88,30 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<UnixBuild, (DescId, Fault)>
             // Those that wait get them from it.
             l.options.restore(fd.raw(), When::Listening).map_err(|e| (*listener_id, e))?;
         }
-        for client in l.listening.iter().flat_map(|(_, clients)| clients) {
+        let clients = l.listening.iter().flat_map(|(_, clients)| clients);
+        for (at, client) in clients.enumerate() {
             let Some((id, u)) = by_ino.get(client).map(|at| &all[*at]) else {
                 continue; // A client outside the job: gone.
             };
-            let fd = waiting_client(b, &build.places, u, (*listener_id, l)).map_err(|e| (*listener_id, e))?;
+            let by = l.waiting.get(at).and_then(Option::as_ref);
+            let fd = waiting_client((b, &build.places), (u, by), (*listener_id, l)).map_err(|e| (*listener_id, e))?;
             b.put(*id, fd).map_err(|e| (*id, e))?;
         }
     }
     Ok(build)
 }
 
-/// A listening socket, for now with room for all.
-fn listener(places: &Places, u: &UnixState) -> Result<OwnedFd, Fault> {
+/// A listening socket of `caller`, for now with room for all.
+fn listener(places: &Places, u: &UnixState, caller: Option<&Caller>) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
-    sock::listen(fd.as_raw_fd(), ROOM).at("listen")?;
+    listens(fd.as_raw_fd(), caller).at("listen")?;
     Ok(fd)
+}
+
+/// Lets `caller` be told to who connects to `at` from now on.
+fn listens(at: RawFd, caller: Option<&Caller>) -> io::Result<()> {
+    call_as(caller, true, || sock::listen(at, ROOM))
 }
 
 /// The other socket of a pair, of which this one, without a name, is still the end, while that one has another peer.
@@ -114,14 +122,24 @@ fn one_sided<'a>(all: &'a [Socket], by_ino: &HashMap<u32, usize>, u: &UnixState)
     (is_pair && other.1.peer != Peer::Inode(u.ino)).then_some(other)
 }
 
-/// A client whose connection waits to be accepted.
-fn waiting_client(b: &Builder<'_>, places: &Places, u: &UnixState, (id, l): (DescId, &UnixState)) -> Result<OwnedFd, Fault> {
+/// A client whose connection, made `by` whom where that is known, waits to be accepted.
+fn waiting_client(
+    (b, places): (&Builder<'_>, &Places),
+    (u, by): (&UnixState, Option<&Caller>),
+    (id, l): (DescId, &UnixState),
+) -> Result<OwnedFd, Fault> {
     let fd = sock::socket(libc::AF_UNIX, u.kind | libc::SOCK_NONBLOCK, 0).at("socket")?;
     places.bind(fd.as_raw_fd(), &u.name, u.file.as_ref())?;
     let Some(to) = b.lend(id)? else {
         return refuse("no listener to connect to");
     };
-    if !connects(places, to.raw(), &l.name, fd.as_raw_fd())? {
+    let owner = u.options.owner().map(Caller::owner);
+    let ends = Ends {
+        listens: u.caller.as_ref(),
+        connects: by.or(owner.as_ref()),
+        inside: true,
+    };
+    if !connects((places, ends), to.raw(), &l.name, fd.as_raw_fd())? {
         return refuse(format!(
             "others keep the queue of {} full; stop them and restart again",
             l.name
@@ -205,12 +223,17 @@ fn in_place_of(places: &Places, name: &Addr) -> Result<OwnedFd, Fault> {
 
 /// A pair from `socketpair`, then bound: datagram sockets may each have a name of their own.
 fn bound_pair(places: &Places, u: &UnixState, p: Option<&UnixState>) -> Result<(OwnedFd, OwnedFd), Fault> {
-    let (a, c) = sock::pair(u.kind).at("socketpair")?;
+    let (a, c) = unnamed_pair(u, p.is_some())?;
     places.bind(a.as_raw_fd(), &u.name, u.file.as_ref())?;
     if let Some(p) = p {
         places.bind(c.as_raw_fd(), &p.name, p.file.as_ref())?;
     }
     Ok((a, c))
+}
+
+/// A pair from `socketpair`. Whoever has made it is told at both ends.
+fn unnamed_pair(u: &UnixState, inside: bool) -> Result<(OwnedFd, OwnedFd), Fault> {
+    call_as(u.caller.as_ref(), inside, || sock::pair(u.kind)).at("socketpair")
 }
 
 /// A connected pair of stream or seqpacket sockets: (`u`, its peer).
@@ -229,15 +252,20 @@ fn pair(
     let peer_named = p.is_some_and(|p| !p.name.is_unnamed());
     let serves = |s: &UnixState| of_listener(&s.name).is_some();
     if u.name.is_unnamed() && !peer_named {
-        return sock::pair(u.kind).at("socketpair");
+        return unnamed_pair(u, p.is_some());
     }
     // The accepted side is the one whose name belongs to a listener; without one, the side that has a name.
     let u_serves = serves(u) || (!u.name.is_unnamed() && !p.is_some_and(|p| serves(p) || (peer_named && u.name.is_unnamed())));
     let (server, client) = if u_serves { (u, p) } else { (p.unwrap_or(u), Some(u)) };
     let own = of_listener(&server.name);
+    let ends = Ends {
+        listens: client.and_then(|client| client.caller.as_ref()),
+        connects: server.caller.as_ref(),
+        inside: p.is_some(),
+    };
     let temporary = match own {
         Some(_) => None,
-        None => Some(listener(places, server)?),
+        None => Some(listener(places, server, ends.listens)?),
     };
     let own = own.map_or(Ok(None), |id| b.lend(id))?;
     let at = match (&own, &temporary) {
@@ -249,18 +277,29 @@ fn pair(
     if let Some(client) = client {
         places.bind(c.as_raw_fd(), &client.name, client.file.as_ref())?;
     }
-    let s = accepted(places, at, c.as_raw_fd())?;
+    let s = accepted((places, ends), at, c.as_raw_fd())?;
     if let Some(temporary) = &temporary {
         places.let_go(temporary.as_raw_fd()).at("stat")?;
     }
     Ok(if u_serves { (s, c) } else { (c, s) })
 }
 
+/// Who is told at the ends of a connection.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    /// To the client.
+    listens: Option<&'a Caller>,
+    /// To the server.
+    connects: Option<&'a Caller>,
+    /// Both ends are the job's.
+    inside: bool,
+}
+
 /// Connects `client` to listener `at`, and accepts that connection: those of others, which come in between, are closed.
-fn accepted(places: &Places, at: RawFd, client: RawFd) -> Result<OwnedFd, Fault> {
+fn accepted((places, ends): (&Places, Ends<'_>), at: RawFd, client: RawFd) -> Result<OwnedFd, Fault> {
     let name = sock::local(at).at("read a name")?;
     let begin = Instant::now();
-    while !connects(places, at, &name, client)? {
+    while !connects((places, ends), at, &name, client)? {
         if begin.elapsed() > PATIENCE {
             return refuse(format!("others keep the queue of {name} full; stop them and restart again"));
         }
@@ -279,9 +318,13 @@ fn accepted(places: &Places, at: RawFd, client: RawFd) -> Result<OwnedFd, Fault>
 }
 
 /// Connects `client` to listener `at`, called `name`; whether there was room.
-fn connects(places: &Places, at: RawFd, name: &Addr, client: RawFd) -> Result<bool, Fault> {
+fn connects((places, ends): (&Places, Ends<'_>), at: RawFd, name: &Addr, client: RawFd) -> Result<bool, Fault> {
+    if ends.listens.is_some() && Caller::told_by(at)?.as_ref() != ends.listens {
+        listens(at, ends.listens).at("listen")?;
+    }
     let mut has_room = true;
-    places.reach(at, name, |to| match sock::connect(client, to) {
+    let connect = |to: &Addr| call_as(ends.connects, ends.inside, || sock::connect(client, to));
+    places.reach(at, name, |to| match connect(to) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
             has_room = false;
             Ok(())

@@ -1,5 +1,6 @@
 //! Puts messages in flight back and brings the sockets to their final state.
 
+use super::caller::call_as;
 use super::gate::Gate;
 use super::places::address;
 use super::rebuild::{Socket, UnixBuild};
@@ -238,7 +239,8 @@ impl Job<'_, '_> {
         let Some(own) = self.b.lend(id)? else { return Ok(()) };
         let raw = own.raw();
         if let Some((backlog, _)) = &u.listening {
-            sock::listen(raw, i32::try_from(*backlog).unwrap_or(i32::MAX)).at("listen")?;
+            let backlog = i32::try_from(*backlog).unwrap_or(i32::MAX);
+            call_as(u.caller.as_ref(), true, || sock::listen(raw, backlog)).at("listen")?;
         }
         if u.can_be_sent_to() {
             Gate::remove(raw)?;
