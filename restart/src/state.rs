@@ -34,6 +34,7 @@ const SS_AUTODISARM: i32 = i32::MIN;
 const SECBIT_KEEP_CAPS: u32 = 1 << 4;
 const SECBIT_NO_CAP_AMBIENT_RAISE: u32 = 1 << 6;
 const CAP_SETPCAP: u32 = 8;
+const CAP_WAKE_ALARM: u32 = 35;
 const CAP_VERSION_3: u64 = 0x2008_0522;
 /// Timers that may be made and deleted to reach a wanted identifier on a kernel that cannot be asked for it.
 const TIMER_TRIES: i32 = 20_000;
@@ -244,6 +245,37 @@ pub(crate) fn whose<'a>(p: &'a Process, t: &'a Thread) -> (&'a Credentials, u32)
     own.unwrap_or((&p.creds, p.prctl.securebits))
 }
 
+/// Arguments of `capset`: what is permitted, effective and inheritable.
+fn capset(permitted: u64, effective: u64, inheritable: u64, arena: &mut Arena) -> [u64; 2] {
+    let header = arena.words(&[CAP_VERSION_3]); // version, pid 0
+    let (p, e, i) = (permitted, effective, inheritable);
+    let low = |v: u64| v & 0xffff_ffff;
+    // effective, permitted, inheritable of the low 32 capabilities, then of the high ones
+    let data = arena.words(&[low(e) | low(p) << 32, low(i) | (e >> 32) << 32, (p >> 32) | (i >> 32) << 32]);
+    [header, data]
+}
+
+/// Credentials `c` of a first thread until it has made `timers`. Those of alarm clocks take a right that the program may
+/// have given up since.
+pub(crate) fn until_timers(timers: &[PosixTimer], c: &Credentials, own: &Own) -> Credentials {
+    let alarm = |t: &PosixTimer| [libc::CLOCK_REALTIME_ALARM, libc::CLOCK_BOOTTIME_ALARM].contains(&t.clock);
+    let mut c = c.clone();
+    if timers.iter().any(alarm) {
+        let right = own.permitted & (1 << CAP_WAKE_ALARM);
+        c.cap_permitted |= right;
+        c.cap_effective |= right;
+    }
+    c
+}
+
+/// Takes away what that thread has by [`until_timers`] only.
+pub(crate) fn after_timers(timers: &[PosixTimer], c: &Credentials, own: &Own, arena: &mut Arena, out: &mut Vec<Call>) {
+    if until_timers(timers, c, own) != *c {
+        let all = capset(c.cap_permitted, c.cap_effective, c.cap_inheritable, arena);
+        out.push(call(Step::Credentials, 10, nr::CAPSET, &all));
+    }
+}
+
 /// What a thread does to get the saved credentials. Per thread, and after everything that needs privilege.
 pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &mut Arena, out: &mut Vec<Call>) {
     let mut push = |index: usize, nr: u32, args: &[u64]| out.push(call(Step::Credentials, index, nr, args));
@@ -255,14 +287,6 @@ pub(crate) fn credentials(c: &Credentials, securebits: u32, own: &Own, arena: &m
     if same_ids && plain && dropped == 0 && securebits == 0 {
         return;
     }
-    let capset = |permitted: u64, effective: u64, inheritable: u64, arena: &mut Arena| {
-        let header = arena.words(&[CAP_VERSION_3]); // version, pid 0
-        let (p, e, i) = (permitted, effective, inheritable);
-        let low = |v: u64| v & 0xffff_ffff;
-        // effective, permitted, inheritable of the low 32 capabilities, then of the high ones
-        let data = arena.words(&[low(e) | low(p) << 32, low(i) | (e >> 32) << 32, (p >> 32) | (i >> 32) << 32]);
-        [header, data]
-    };
     let bits = |set: u64| (0..64).filter(move |b| set & (1 << b) != 0);
     // What is outside of the bounding set can stay inheritable, and not become it.
     let early = if c.cap_inheritable & dropped == 0 {

@@ -263,6 +263,9 @@ fn last(cx: &Context<'_>, p: &Process, arena: &mut Arena) -> Outcome<Vec<Call>> 
         state::forget_stops(p, children, arena, &mut last);
     }
     state::posix_timers(&p.posix_timers, cx.restore_timer_ids, p.prctl.timer_ids, arena, &mut last).map_err(|e| failed(p, e))?;
+    if let Some(first) = p.threads.first() {
+        state::after_timers(&p.posix_timers, state::whose(p, first).0, &cx.own, arena, &mut last);
+    }
     state::itimers(p, arena, &mut last);
     state::process_late(p, &cx.rebuilder.room(), &mut last);
     state::locks(&cx.rebuilder.posix_locks(p.pid), arena, &mut last);
@@ -327,6 +330,11 @@ fn threads(cx: &Context<'_>, p: &Process, area: &Area, helpers: usize, plan: u64
         let mut calls = Vec::new();
         state::thread(i, t, arena, &mut calls);
         let (creds, securebits) = state::whose(p, t);
+        let creds = if i == 0 {
+            &state::until_timers(&p.posix_timers, creds, &cx.own)
+        } else {
+            creds
+        };
         state::credentials(creds, securebits, &cx.own, arena, &mut calls);
         state::thread_late(i, (p, t, late), creds, &mut calls);
         if i == 0 {

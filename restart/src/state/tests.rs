@@ -170,6 +170,52 @@ fn timers_get_their_identifiers_with_and_without_help() {
 }
 
 #[test]
+fn a_right_that_has_been_given_up_is_there_until_the_alarm_clocks_are() {
+    let alarm = PosixTimer {
+        clock: libc::CLOCK_BOOTTIME_ALARM,
+        ..timer(0)
+    };
+    let right = 1 << CAP_WAKE_ALARM;
+    let c = Credentials {
+        groups: vec![0],
+        cap_permitted: 1,
+        cap_effective: 1,
+        cap_bounding: 0xff,
+        ..Credentials::default()
+    };
+    let all = own(0xff | right);
+    let last_set = |make: &dyn Fn(&mut Arena, &mut Vec<Call>)| {
+        let (mut a, mut out) = (arena(), Vec::new());
+        make(&mut a, &mut out);
+        assert_eq!(out.last().unwrap().nr, nr::CAPSET);
+        words(a, out.last().unwrap().args[1], 3)
+    };
+    let timers = [timer(1), alarm];
+    let until = until_timers(&timers, &c, &all);
+    let (high, low) = (right >> 32, 1 | 1 << 32);
+    let early = last_set(&|a, out| credentials(&until, 0, &all, a, out));
+    assert_eq!(early, [low, high << 32, high]);
+    let late = last_set(&|a, out| after_timers(&timers, &c, &all, a, out));
+    assert_eq!(late, [low, 0, 0]);
+    // Who has it, or needs none, is left as it is; nobody is given what the restart has not.
+    let has = Credentials {
+        cap_permitted: right,
+        cap_effective: right,
+        ..c.clone()
+    };
+    for (timers, c, own) in [
+        (&timers[1..], &has, &all),
+        (&timers[..1], &c, &all),
+        (&timers, &c, &own(0xff)),
+    ] {
+        assert_eq!(until_timers(timers, c, own), *c);
+        let mut out = Vec::new();
+        after_timers(timers, c, own, &mut arena(), &mut out);
+        assert!(out.is_empty());
+    }
+}
+
+#[test]
 fn dispositions_come_after_everything_was_ignored_once() {
     let actions: Vec<SigAction> = (0..64)
         .map(|i| SigAction {
