@@ -46,7 +46,7 @@ pub struct Description {
     pub id: String,
     /// The job directory.
     #[serde(default)]
-    pub dir: String,
+    pub dir: Name,
     /// Folder of its own on a tier, where that is not the job's: see [`Description::folder`].
     #[serde(skip)]
     pub folder: Option<String>,
@@ -236,7 +236,7 @@ impl Description {
             format: FORMAT,
             name,
             id: random_id(),
-            dir: String::new(),
+            dir: Name::default(),
             folder: None,
             across_hosts: false,
             command,

@@ -195,7 +195,7 @@ impl Gone {
         let (at, gen) = (dir.shown(), dir.generations());
         let (store, others) = Store::of_job(dir.path()).own_tiers();
         for (t, other) in others {
-            let lies = t.dir.display();
+            let (lies, other) = (t.dir.display(), other.display());
             self.stays.push(format!(
                 "{at}: nothing is removed in {lies}: the job in {other}, of which this is a copy, has it"
             ));

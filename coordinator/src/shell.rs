@@ -1,5 +1,17 @@
 //! Words as a shell reads them.
 
+use crate::Failure;
+use belay_wire::Exit;
+use std::path::Path;
+
+/// `path` for a command line of a remote shell, which is text.
+pub(crate) fn text(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| {
+        let what = format!("{path:?} is no UTF-8, and remote shells are told of it: another name is needed");
+        Failure::new(Exit::Usage, what)
+    })
+}
+
 /// `word`, quoted.
 pub(crate) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))

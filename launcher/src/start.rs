@@ -50,6 +50,9 @@ pub(crate) fn launch(args: Launch) -> Result<u8, Failure> {
 fn configured(args: &Launch) -> Result<(Config, Redundancy, Limits), Failure> {
     let (mut config, limits) = Config::load(args.config.as_deref())?;
     limits.check_job(&args.ckpt_dir, Use::New)?;
+    if args.across_hosts {
+        Nodes::check_place(&args.ckpt_dir)?;
+    }
     if let Some(policy) = args.placement {
         config.placement.policy = policy;
     }
@@ -104,7 +107,7 @@ fn launch_in(
     restarts: bool,
 ) -> Result<End, Failure> {
     removal::refuse_living(dir)?;
-    description.dir = dir.path().display().to_string();
+    description.dir = dir.path().to_owned().into();
     match config.redundancy.settings()? {
         Some(s) => local::lay(&s, dir.path(), (&description.id, 0), true)?,
         None => local::unlay(dir.path())?,
@@ -506,6 +509,9 @@ struct How {
 }
 
 fn restart_in(dir: &JobDir, lock: Lock, mut description: Description, how: How) -> Result<End, Failure> {
+    if description.across_hosts {
+        Nodes::check_place(dir.path())?;
+    }
     let terminal = std::io::stderr().is_terminal();
     let mut bar = None;
     let mut tell = |notice: Notice, line: &str| match notice {

@@ -6,7 +6,7 @@ use super::seat::PARTS;
 use super::table::Row;
 use super::{failure, gathering, Nodes, Starter};
 use crate::jobdir::JobDir;
-use crate::shell::quote;
+use crate::shell::{quote, text};
 use crate::{config, Failure};
 use belay_plugins::{Brought, Facts, Group};
 use belay_tree::{Contribution, Event, Joining};
@@ -28,8 +28,7 @@ pub const LOCK_LIMIT_BY_HAND: Duration = Duration::from_secs(20);
 /// an `srun` execute has a tag for each.
 pub(crate) fn agent_command(dir: &Path, nodes: &Nodes, tags: &[u64], words: &RemoteShell, then: &str) -> Result<String, Failure> {
     let me = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay", &e))?;
-    let (key, parts) = (nodes.key().display().to_string(), dir.join(PARTS).display().to_string());
-    let (me, parts, key) = (quote(&me.display().to_string()), quote(&parts), quote(&key));
+    let (me, parts, key) = (quote(text(&me)?), quote(text(&dir.join(PARTS))?), quote(text(nodes.key())?));
     let (before, tag) = match tags {
         [tag] => (String::new(), tag.to_string()),
         several => {

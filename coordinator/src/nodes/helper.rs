@@ -3,7 +3,7 @@
 use super::remote::RemoteShell;
 use super::seat::name_here;
 use super::table::Row;
-use crate::shell::quote;
+use crate::shell::{quote, text};
 use crate::{sys, Failure};
 use belay_tree::Direct;
 use std::io::{self, Read, Write};
@@ -90,7 +90,7 @@ pub(crate) fn pipes() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
 fn command(words: &[&str]) -> Result<String, Failure> {
     let me = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay", &e))?;
     let quoted: Vec<String> = words.iter().map(|w| quote(w)).collect();
-    Ok(format!("exec {} {}", quote(&me.display().to_string()), quoted.join(" ")))
+    Ok(format!("exec {} {}", quote(text(&me)?), quoted.join(" ")))
 }
 
 /// A remote shell to `host`, or, for this host, a local one.

@@ -30,6 +30,7 @@ pub use seat::part_dir;
 pub use table::parts_of;
 
 use crate::jobdir::{Description, JobDir};
+use crate::shell::text;
 use crate::{config, sys, Failure};
 use belay_kernel::{pidfd, proc};
 use belay_plugins::mpi::DAEMONS;
@@ -276,6 +277,22 @@ impl Nodes {
         }
         let key = Self::furnish(dir)?;
         Self::root_of(key, config)
+    }
+
+    /// Refuses a job directory of which remote shells cannot be told, or where stand-ins for them cannot be found.
+    pub fn check_place(dir: &Path) -> Result<(), Failure> {
+        let dir = std::path::absolute(dir).map_err(|e| Failure::io(format!("find {}", dir.display()), &e))?;
+        let me = belay_kernel::proc::own_program().map_err(|e| Failure::system("find belay", &e))?;
+        text(&me)?;
+        let why = match dir.to_str() {
+            None => "its path is no UTF-8, and remote shells are told of it",
+            Some(path) if path.contains(':') => "there is a colon in its path, which the job's PATH begins with",
+            Some(_) => return Ok(()),
+        };
+        let what = format!(
+            "job directory {dir:?} cannot be that of a job --across-hosts: {why}; name another with --ckpt-dir, or rename it"
+        );
+        Err(Failure::new(Exit::Usage, what))
     }
 
     /// Puts into a job directory what a job needs that may get parts: the job key, whose path is returned, and

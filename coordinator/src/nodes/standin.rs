@@ -7,6 +7,7 @@ use super::remote::{farewell_signal, RemoteShell, FAREWELL};
 use super::srun::SRUN;
 use super::step::{self, Outside, Plan};
 use crate::jobdir::JobDir;
+use crate::shell::text;
 use crate::sys::{self, Disposition, SignalSet};
 use crate::Failure;
 use belay_wire::socket::{self, Patience};
@@ -48,7 +49,7 @@ pub fn run(path: &Path, words: &[String]) -> Result<u8, Failure> {
     let name = path.file_name().and_then(|n| n.to_str()).ok_or_else(lost)?;
     let program = find(name, standins).ok_or_else(lost)?;
     let dir = standins.parent().ok_or_else(lost)?;
-    let program = program.display().to_string();
+    let program = text(&program)?.to_owned();
     let mut words = words.to_vec();
     if name == SRUN {
         words = super::srun::without_own(words);

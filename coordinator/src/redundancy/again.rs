@@ -13,7 +13,7 @@ use crate::nodes::alive::hosts_of;
 use crate::nodes::helper::{self, Heard, Helper};
 use crate::nodes::seat::name_here;
 use crate::nodes::table::{self, Row};
-use crate::{generations, Failure};
+use crate::{generations, shell, Failure};
 use belay_tree::Direct;
 use belay_wire::Exit;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,18 +64,18 @@ impl Sources {
 /// Starts a server for generation `number` on `host`; none where it cannot be reached.
 fn serve(rows: &[Row], host: &str, job: &Path, number: u64) -> Result<Source, Failure> {
     let (input, hold) = helper::pipes()?;
-    let (dir, number) = (job.display().to_string(), number.to_string());
-    let words = ["store", "serve", "--dir", &dir, "--generation", &number];
+    let (dir, number) = (shell::text(job)?, number.to_string());
+    let words = ["store", "serve", "--dir", dir, "--generation", &number];
     Ok((Helper::start(rows, host, &words, input.into())?, hold))
 }
 
 fn heal(rows: &[Row], host: &str, job: &Path, (tag, number): (u64, u64), sources: &str) -> Result<Helper, Failure> {
-    let (dir, tag, number) = (job.display().to_string(), tag.to_string(), number.to_string());
+    let (dir, tag, number) = (shell::text(job)?, tag.to_string(), number.to_string());
     let words = [
         "store",
         "heal",
         "--dir",
-        &dir,
+        dir,
         "--tag",
         &tag,
         "--generation",

@@ -212,7 +212,7 @@ pub fn find_job(
             match descriptions {
                 Ok((all, refused)) => {
                     failed.extend(refused);
-                    let ours = all.into_iter().filter(|d| Path::new(&d.dir) == dir && wanted(d));
+                    let ours = all.into_iter().filter(|d| d.dir.as_path() == dir && wanted(d));
                     found = ours.chain(found).max_by_key(|d| d.created_unix_s);
                 }
                 Err(e) => {
@@ -224,6 +224,9 @@ pub fn find_job(
         let Some(found) = found else {
             return joined(failed).map(|()| false);
         };
+        if found.across_hosts {
+            Nodes::check_place(&dir)?;
+        }
         // The tiers may lie elsewhere by now.
         let config = config.clone().of_job(found.config.redundancy);
         limits.check_job(&dir, Use::Lost)?;

@@ -17,7 +17,7 @@ use crate::nodes::helper::{self, Heard, Helper};
 use crate::nodes::seat::{self, name_here, part_dir};
 use crate::nodes::table::{self, Row};
 use crate::redundancy::record::{self, Record};
-use crate::{generations, sys, Failure};
+use crate::{generations, shell, sys, Failure};
 use belay_image::files;
 use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::ImageError;
@@ -188,7 +188,7 @@ fn stays(tag: u64, host: &Host, rows: &[Row], given: &[String]) -> bool {
 }
 
 fn ask(rows: &[Row], job: &Path, (tag, host): (u64, &Host), how: How) -> Result<Helper, Failure> {
-    let (dir, tag) = (job.display().to_string(), tag.to_string());
+    let (dir, tag) = (shell::text(job)?, tag.to_string());
     let what = match how {
         How::Look => "look",
         How::Home => "home",
@@ -201,7 +201,7 @@ fn ask(rows: &[Row], job: &Path, (tag, host): (u64, &Host), how: How) -> Result<
     Helper::start(
         rows,
         &called,
-        &["store", what, "--dir", &dir, "--tag", &tag],
+        &["store", what, "--dir", dir, "--tag", &tag],
         helper::nothing()?,
     )
 }

@@ -15,7 +15,7 @@ use crate::nodes::meeting::{self, receive, send, Meeting};
 use crate::nodes::seat::part_dir;
 use crate::nodes::table::Row;
 use crate::redundancy::record;
-use crate::Failure;
+use crate::{shell, Failure};
 use belay_image::files;
 use belay_image::manifest::{MANIFEST_FILE, MAX_BYTES};
 use belay_storage::catalogue::Part;
@@ -188,10 +188,10 @@ pub(super) fn at_rest<T>(
         hosts: rows.iter().map(|r| (r.tag, r.host().to_owned())).collect(),
         cancel: Arc::default(),
     };
-    let (job, root) = (dir.path().display().to_string(), meeting.door.addresses().join(","));
+    let (job, root) = (shell::text(dir.path())?, meeting.door.addresses().join(","));
     let start = |row: &Row| {
         let (tag, number) = (row.tag.to_string(), number.to_string());
-        let part = ["--dir", &job, "--tag", &tag, "--generation", &number, "--sources", &root];
+        let part = ["--dir", job, "--tag", &tag, "--generation", &number, "--sources", &root];
         Helper::start(
             rows,
             row.host(),

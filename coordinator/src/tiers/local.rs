@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::num::NonZero;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Tiers are measured with as many writers as there are processors, within these.
@@ -75,8 +75,9 @@ pub(crate) fn engage(
         list.retain(|t| match marker::other(t, dir.path()) {
             Some(other) => {
                 sys::say(&format!(
-                    "local tier {} is left out: the job in {other}, of which this is a copy, has it",
-                    t.name
+                    "local tier {} is left out: the job in {}, of which this is a copy, has it",
+                    t.name,
+                    other.display()
                 ));
                 false
             }
@@ -156,20 +157,21 @@ enum Owner {
     /// That of the job in this directory.
     This,
     /// That of another one, which is still there.
-    Another(String),
+    Another(PathBuf),
     /// Nobody could say.
     Unknown,
 }
 
 /// Whose `path` in a tier is, for the job in directory `job`.
-fn owner(path: &Path, job: &str) -> io::Result<Owner> {
-    let text = marker::read(path)?;
-    Ok(match text.as_str() {
-        "" => Owner::Unknown,
-        text if text == job => Owner::This,
-        // The job directory has been moved.
-        text if std::fs::symlink_metadata(text).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) => Owner::Unknown,
-        _ => Owner::Another(text),
+fn owner(path: &Path, job: &Path) -> io::Result<Owner> {
+    let marked = marker::read(path)?;
+    Ok(if marked == job {
+        Owner::This
+    } else if std::fs::symlink_metadata(&marked).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        // There is no marker, or the job directory has been moved.
+        Owner::Unknown
+    } else {
+        Owner::Another(marked)
     })
 }
 
@@ -183,15 +185,15 @@ fn failure(path: &Path, seat: &Seat) -> impl FnOnce(io::Error) -> Failure {
 /// went to another host is removed: its chunks have got the same numbers elsewhere since. Its own is made when it is
 /// noted ([`store::set_local_tiers`]), so that nobody who sees it takes it for one that was left.
 fn prepare(t: &LocalTier, known: &[LocalTier], dir: &Path, seat: &Seat) -> Result<(), Failure> {
-    let (job, dir_name) = (of_job(t), dir.display().to_string());
+    let job = of_job(t);
     claims::make_own(job).map_err(failure(job, seat))?;
-    let whose = owner(job, &dir_name).map_err(failure(job, seat))?;
+    let whose = owner(job, dir).map_err(failure(job, seat))?;
     if whose == Owner::Unknown {
         marker::write(job, dir).map_err(failure(job, seat))?;
     }
     if !known.iter().any(|k| k.is_here() && k.dir == t.dir) && t.dir.exists() {
         let in_use = match &whose {
-            Owner::Another(other) => Some(format!("the job in {other} has it")),
+            Owner::Another(other) => Some(format!("the job in {} has it", other.display())),
             _ if claims::is_held(job, seat.tag) => Some("a process of an earlier run has it; wait until it has ended".into()),
             _ => None,
         };
@@ -220,8 +222,8 @@ pub(crate) fn clear(dir: &JobDir, seat: &Seat) {
 }
 
 fn clear_tier(t: &LocalTier, dir: &Path, seat: &Seat) -> Result<(), Failure> {
-    let (job, dir_name) = (of_job(t), dir.display().to_string());
-    let whose = owner(job, &dir_name).map_err(failure(job, seat))?;
+    let job = of_job(t);
+    let whose = owner(job, dir).map_err(failure(job, seat))?;
     let others = tags_in(job)
         .into_iter()
         .filter(|tag| whose == Owner::This && *tag != seat.tag);
@@ -237,7 +239,7 @@ fn clear_tier(t: &LocalTier, dir: &Path, seat: &Seat) -> Result<(), Failure> {
     let beside = job.parent().map(std::fs::read_dir).into_iter().flatten().flatten().flatten();
     for other in beside.map(|e| e.path()).filter(|p| p != job) {
         let own = claims::is_own(&other).unwrap_or(false);
-        let of_same = own && owner(&other, &dir_name).is_ok_and(|o| o == Owner::This);
+        let of_same = own && owner(&other, dir).is_ok_and(|o| o == Owner::This);
         if of_same && !tags_in(&other).iter().any(|tag| claims::is_held(&other, *tag)) {
             remove(&other).map_err(failure(&other, seat))?;
         }

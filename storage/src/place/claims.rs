@@ -62,14 +62,14 @@ pub fn make_file(path: &Path) -> io::Result<File> {
 }
 
 /// Reads it; fails where it is longer than `limit` bytes.
-pub fn read_own(path: &Path, limit: u64) -> io::Result<String> {
-    let mut text = String::new();
+pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
     let file = open_own(path, OpenOptions::new().read(true))?;
-    file.take(limit + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > limit {
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
         return Err(io::Error::other("longer than any file of this kind"));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// Takes the lock of `file`, if nobody else has it; whether this is so.
@@ -150,7 +150,7 @@ impl Claims {
             match read_own(&self.dir.join(&file), DIGITS as u64) {
                 // One that has just been made has nothing.
                 Ok(text) if text.is_empty() => {}
-                Ok(text) => sum = sum.saturating_add(text.parse().map_err(io::Error::other)?),
+                Ok(text) => sum = sum.saturating_add(number(&text)?),
                 // It has ended.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
@@ -158,6 +158,13 @@ impl Claims {
         }
         Ok(sum)
     }
+}
+
+fn number(text: &[u8]) -> io::Result<u64> {
+    std::str::from_utf8(text)
+        .map_err(io::Error::other)?
+        .parse()
+        .map_err(io::Error::other)
 }
 
 #[cfg(test)]

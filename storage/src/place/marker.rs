@@ -7,9 +7,11 @@
 
 use super::claims;
 use crate::store::{self, LocalTier, Store};
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Name of the marker.
 pub const MARKER: &str = "job-directory";
@@ -18,10 +20,10 @@ pub const MARKER: &str = "job-directory";
 const MOST: u64 = 4096;
 
 /// What the marker in `dir` says; nothing where there is none.
-pub fn read(dir: &Path) -> io::Result<String> {
+pub fn read(dir: &Path) -> io::Result<PathBuf> {
     match claims::read_own(&dir.join(MARKER), MOST) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        other => other,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(PathBuf::new()),
+        other => other.map(|bytes| OsString::from_vec(bytes).into()),
     }
 }
 
@@ -29,31 +31,30 @@ pub fn read(dir: &Path) -> io::Result<String> {
 pub fn write(dir: &Path, job: &Path) -> io::Result<()> {
     let marker = claims::make_file(&dir.join(MARKER))?;
     marker.set_len(0)?;
-    marker.write_all_at(job.display().to_string().as_bytes(), 0)
+    marker.write_all_at(job.as_os_str().as_bytes(), 0)
 }
 
 /// The job directory to which `t` belongs, where the one in `job`, or of which that is a part, is a copy of it. Where
 /// that has gone, or has another job by now, the copy has taken its place.
-pub fn other(t: &LocalTier, job: &Path) -> Option<String> {
+pub fn other(t: &LocalTier, job: &Path) -> Option<PathBuf> {
     let marked = match t.host {
         Some(_) => t.dir.parent().unwrap_or(&t.dir),
         None => &t.dir,
     };
-    let text = read(marked).ok().filter(|text| !text.is_empty())?;
-    let there = Path::new(&text);
+    let there = read(marked).ok().filter(|path| !path.as_os_str().is_empty())?;
     let id = |path: &Path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
-    let theirs = id(there)?;
+    let theirs = id(&there)?;
     // A part's directory lies two levels below that of the job.
     if job.ancestors().take(3).any(|own| own == there || id(own) == Some(theirs)) {
         return None;
     }
-    let has_it = t.host.is_some() || store::listed(there).map_or(true, |all| all.iter().any(|k| k.dir == t.dir));
-    has_it.then_some(text)
+    let has_it = t.host.is_some() || store::listed(&there).map_or(true, |all| all.iter().any(|k| k.dir == t.dir));
+    has_it.then_some(there)
 }
 
 impl Store {
     /// Without the tiers that belong to other job directories, of which this one is a copy; those, and whose they are.
-    pub fn own_tiers(self) -> (Self, Vec<(LocalTier, String)>) {
+    pub fn own_tiers(self) -> (Self, Vec<(LocalTier, PathBuf)>) {
         let job = self.directory().parent().unwrap_or(Path::new("."));
         let (mut own, mut others) = (Vec::new(), Vec::new());
         for t in self.tiers() {
@@ -72,6 +73,16 @@ mod tests {
     use crate::place::desk::Place;
     use crate::store::set_local_tiers;
     use crate::testing::Scratch;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn directories_are_told_apart_by_any_byte() {
+        let s = Scratch::new("marker-bytes");
+        let [one, other] = [b"/job-\xe9", b"/job-\xea"].map(|name| Path::new(OsStr::from_bytes(name)));
+        write(&s.0, one).unwrap();
+        let marked = read(&s.0).unwrap();
+        assert!(marked == one && marked != other, "{marked:?}");
+    }
 
     #[test]
     fn a_copy_of_a_job_directory_has_no_tier_of_its_own_while_the_original_is_there() {
@@ -91,7 +102,7 @@ mod tests {
         write(&ssd.dir, &job).unwrap();
         assert_eq!((owned(&job), owned(&copy)), (1, 0));
         let (store, others) = Store::of_job(&copy).own_tiers();
-        assert_eq!(others, [(ssd.clone(), job.display().to_string())]);
+        assert_eq!(others, [(ssd.clone(), job.clone())]);
         // What is found there is not removed.
         let chunk = Store::of_job(&job).path_in(Place::Tier(0), 1);
         std::fs::write(&chunk, "1").unwrap();

@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(150);
 type Test = fn(&Place, User, &mut Rng) -> Result<(), Failure>;
 
 /// A new directory in the job's work directory, which belongs to the job's user.
-fn directory(job: &Job, user: User, name: &str) -> Result<PathBuf, Failure> {
+fn directory(job: &Job, user: User, name: impl AsRef<Path>) -> Result<PathBuf, Failure> {
     let dir = job.work.join(name);
     io("create", std::fs::create_dir(&dir))?;
     if user == User::Ordinary && am_root() {
@@ -553,7 +553,7 @@ fn refusals(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
 fn main() {
     let mut target = Target::new("tiers", &["fault_target"]);
     or_end(Server::prepare(target.place()));
-    let tests: [(&str, Test); 30] = [
+    let tests: [(&str, Test); 31] = [
         ("local_lost", local_lost),
         ("run_without_directory", run_without_directory),
         ("object_store", object_store),
@@ -571,6 +571,7 @@ fn main() {
         ("rotten_here", kept::rotten_here),
         ("not_mounted", kept::not_mounted),
         ("not_noted", kept::not_noted),
+        ("any_bytes", kept::any_bytes),
         ("one_dead", one_dead),
         ("shut_object", shut::object),
         ("shut_store", shut::store),

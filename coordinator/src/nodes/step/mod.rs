@@ -137,8 +137,8 @@ pub(super) fn plan(program: &str, words: Vec<String>, standins: &Path, outside: 
 
 /// What the site has configured under `key`.
 fn configured(key: &str, standins: &Path, outside: &dyn Outside) -> Option<String> {
-    let scontrol = super::path::find("scontrol", standins)?.display().to_string();
-    let said = outside.ask(&scontrol, &["show".into(), "config".into()]).ok()?;
+    let scontrol = super::path::find("scontrol", standins)?;
+    let said = outside.ask(scontrol.to_str()?, &["show".into(), "config".into()]).ok()?;
     value_of(key, &said)
 }
 

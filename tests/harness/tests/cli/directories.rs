@@ -5,6 +5,8 @@ use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{Place, User};
 use belay_tests::Failure;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 /// A job whose directory is moved writes nothing where another directory lies now, and leaves that job's socket alone.
@@ -84,4 +86,22 @@ pub(super) fn several_runs(place: &Place, user: User) -> Result<(), Failure> {
     }
     let ran = io("read", std::fs::read_to_string(job.work.join("ran")))?;
     want(ran == "A\nB\nB\n", || format!("ran {ran:?}"))
+}
+
+/// Remote shells are told of the directory of a job on several hosts, and its PATH begins with one in it: where either
+/// cannot be, nothing is started.
+pub(super) fn across_hosts(place: &Place, user: User) -> Result<(), Failure> {
+    let job = Job::new(place, "across", user)?;
+    for (name, named) in [(&b"job-\xe9"[..], "job-\\xE9"), (b"a:b", "a:b")] {
+        let (dir, ran) = (job.work.join(OsStr::from_bytes(name)), job.work.join("ran"));
+        let ran_name = ran.display().to_string();
+        for verb in ["launch", "run"] {
+            let mut c = job.belay(&[verb, "--across-hosts", "--ckpt-dir"]);
+            c.arg(&dir).args(["--", "touch", &ran_name]);
+            let o = output(c, LIMIT)?;
+            refused(&o, &[named, "--across-hosts", "--ckpt-dir"]).map_err(|e| format!("{verb} {named}: {e}"))?;
+            want(!dir.exists() && !ran.exists(), || format!("{verb} {named}: it was begun"))?;
+        }
+    }
+    Ok(())
 }

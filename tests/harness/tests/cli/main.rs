@@ -32,7 +32,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 39] = [
+    let tests: [(&str, Test); 40] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -47,6 +47,7 @@ fn main() {
         ("half_made", directories::half_made),
         ("named_by_mistake", directories::named_by_mistake),
         ("several_runs", directories::several_runs),
+        ("across_hosts", directories::across_hosts),
         ("modes", terminals::modes),
         ("stop_and_go_on", jobs::stop_and_go_on),
         ("suspended", jobs::suspended),

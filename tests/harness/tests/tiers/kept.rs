@@ -1,6 +1,8 @@
 //! What tiers keep: as many generations as were asked for, and those that the job directory does not know of.
 
 use super::*;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 /// Many generations: each tier keeps as many as were asked for, also with flushes that are slower than checkpoints; `gc
 /// --all` empties the tier too.
@@ -239,4 +241,37 @@ pub(super) fn not_noted(place: &Place, user: User, _: &mut Rng) -> Result<(), Fa
     want(o.status.code() == Some(88) && text(&o).contains("is gone"), || {
         format!("without any: {}: {}", show(o.status), text(&o))
     })
+}
+
+/// A lost job directory whose path is no text is found again, and another one that looks like it is not taken for it.
+pub(super) fn any_bytes(place: &Place, user: User, _: &mut Rng) -> Result<(), Failure> {
+    let mut job = Job::new(place, "bytes", user)?;
+    let scratch = directory(&job, user, "scratch")?;
+    let config = job.work.join("belay.toml");
+    io("write", std::fs::write(&config, pfs("scratch", &scratch)))?;
+    let [acute, circumflex] = [&b"\xe9t\xe9"[..], b"\xeat\xe9"].map(OsStr::from_bytes);
+    for name in [acute, circumflex] {
+        directory(&job, user, name)?;
+    }
+    let config = config.display().to_string();
+    let program = place.programs().join("fault_target").display().to_string();
+    let inside = |job: &Job, name: &OsStr, words: &[&str]| {
+        let mut c = job.belay(words);
+        c.current_dir(job.work.join(name));
+        c
+    };
+    for (round, (name, expected)) in [(acute, 1), (circumflex, 1), (acute, 2)].into_iter().enumerate() {
+        job.clear_beat()?;
+        job.start(inside(&job, name, &["run", "--config", &config, "--", &program, "2"]))?;
+        job.progress(LIMIT)?;
+        let o = output(inside(&job, name, &["checkpoint", "--level", "durable"]), LIMIT)?;
+        let said = text(&o);
+        want(
+            o.status.success() && said.contains(&format!("generation {expected}:")),
+            || format!("round {round}, not generation {expected}: {}: {said}", show(o.status)),
+        )?;
+        job.kill_all()?;
+        io("remove", std::fs::remove_dir_all(job.work.join(name).join("belay-job")))?;
+    }
+    Ok(())
 }
