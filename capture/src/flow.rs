@@ -26,6 +26,7 @@ use crate::state::landlock;
 use crate::state::namespaces;
 use crate::state::placements;
 use crate::state::process;
+use crate::state::rights;
 use crate::state::rings;
 use crate::state::sequences;
 use crate::state::sharing;
@@ -76,6 +77,7 @@ pub(crate) fn take(
     on_phase: &mut dyn FnMut(Phase),
 ) -> Result<(Snapshot, Option<Held>), CaptureError> {
     let _first = prompt::First::now();
+    rights::check_sandbox(agent())?;
     let blob = injected::program()?;
     let mut blobs = BlobWriter::create(&order.dir.join(BLOB_FILE))?;
     let mut host = Host::look(&mut blobs)?;

@@ -99,7 +99,8 @@ fn refused(e: &io::Error, user: bool) -> RestartError {
         Some(libc::EPERM) if user && setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" => {
             format!("the site forbids user namespaces to programs without an AppArmor profile (kernel.apparmor_restrict_unprivileged_userns = 1): allow them for belay, or {OTHERWISE}")
         }
-        Some(libc::EPERM) => {
+        // Filters tell the C library by the second that it should do without `clone3`.
+        Some(libc::EPERM | libc::ENOSYS) => {
             format!("the kernel or the container's system call filter forbids new namespaces: restart outside the container, or {OTHERWISE}")
         }
         Some(libc::ENOSPC | libc::EUSERS) => format!(

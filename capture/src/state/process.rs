@@ -199,8 +199,11 @@ pub(crate) fn check_supported(
             return Err(CaptureError::refuse_for_now(pid, command_line(pid).join(" "), why));
         }
     }
-    let depth = belay_ns_depth();
-    let domain = domain::of(std::process::id().cast_signed());
+    let agent = std::process::id().cast_signed();
+    let own_status = Status::read(agent).map_err(|e| CaptureError::system("read the agent's own status", e))?;
+    let depth = own_status.list("NSpid").len().max(1);
+    let filters = rights::Filters::inherited(&own_status, options.led);
+    let domain = domain::of(agent);
     let mut refusals = Vec::new();
     let mut refuse = |pid: i32, object: &str, reason: &str| {
         refusals.push(belay_plugins::Refusal {
@@ -220,14 +223,11 @@ pub(crate) fn check_supported(
             );
             refuse(pid, &draft.stat.comm.to_string_lossy(), &reason);
         }
-        if let Some(reason) = rights::unsupported(&draft.status, options.led) {
+        if let Some(reason) = rights::unsupported(&draft.status, filters) {
             refuse(pid, &draft.stat.comm.to_string_lossy(), reason);
         }
         for (task, seen) in process.tasks.iter().zip(seen) {
-            let rights = seen
-                .rights
-                .as_deref()
-                .and_then(|status| rights::unsupported(status, options.led));
+            let rights = seen.rights.as_deref().and_then(|status| rights::unsupported(status, filters));
             if let Some(reason) = rights.or(seen.unsupported) {
                 refuse(pid, &format!("thread {}", task.tid), reason);
             }
@@ -268,11 +268,6 @@ fn command_line(pid: i32) -> Vec<String> {
     let raw = proc::read_whole(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = raw.split(|b| *b == 0).filter(|w| !w.is_empty());
     words.map(|w| String::from_utf8_lossy(w).into_owned()).collect()
-}
-
-/// Number of PID namespaces that the agent's own `/proc` shows it in.
-fn belay_ns_depth() -> usize {
-    Status::read(std::process::id().cast_signed()).map_or(1, |s| s.list("NSpid").len().max(1))
 }
 
 /// The model of a process that has ended.

@@ -15,7 +15,9 @@ pub struct Case {
     pub args: Vec<String>,
     /// The program runs under this command (mpirun and its arguments).
     pub under: Vec<String>,
-    /// `belay restart` runs under this command. `{programs}` is replaced.
+    /// `belay launch` runs under this command. `{programs}` is replaced.
+    pub launch_under: Vec<String>,
+    /// `belay restart` runs under this command, likewise.
     pub restart_under: Vec<String>,
     /// More arguments for `belay launch`.
     pub launch_args: Vec<String>,
@@ -55,6 +57,7 @@ fn base(name: &str, program: &str, kind: Kind) -> Case {
         kind,
         args: Vec::new(),
         under: Vec::new(),
+        launch_under: Vec::new(),
         restart_under: Vec::new(),
         launch_args: Vec::new(),
         as_root: true,
@@ -170,6 +173,11 @@ impl Case {
     /// Runs in an IPC namespace of its own.
     pub fn own_ipc(mut self) -> Self {
         self.own_ipc = true;
+        self
+    }
+    /// `belay launch` runs under this command.
+    pub fn launched_under(mut self, words: &[&str]) -> Self {
+        self.launch_under = words.iter().map(|w| (*w).to_owned()).collect();
         self
     }
     /// `belay restart` runs under this command.

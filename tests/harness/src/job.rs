@@ -177,16 +177,17 @@ impl Job {
 
     /// Starts the program under `belay launch`.
     pub fn launch(&mut self, options: &[String], argv: &[String]) -> Result<(), Failure> {
-        let mut all = vec![
-            self.belay.display().to_string(),
-            "launch".into(),
-            "--ckpt-dir".into(),
-            self.dir().display().to_string(),
-        ];
-        all.extend(options.iter().cloned());
-        all.push("--".into());
-        all.extend(argv.iter().cloned());
-        let c = self.command(&all);
+        self.launch_under(&[], options, argv)
+    }
+
+    /// The same, run by the command `under`.
+    pub fn launch_under(&mut self, under: &[String], options: &[String], argv: &[String]) -> Result<(), Failure> {
+        let dir = self.dir().display().to_string();
+        let mut args = vec!["launch", "--ckpt-dir", &dir];
+        args.extend(options.iter().map(String::as_str));
+        args.push("--");
+        args.extend(argv.iter().map(String::as_str));
+        let c = self.belay_under(under, &args);
         self.start(c)
     }
 

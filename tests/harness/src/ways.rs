@@ -162,11 +162,12 @@ fn run_now(case: &Case, way: Way, user: User, place: &Place, seed: u64) -> Resul
         job.set("BELAY_TEST_OUTSIDE", &port.to_string());
     }
     let argv = argv(case, place, &job.work);
-    let restart_under: Vec<String> = case.restart_under.iter().map(|w| fill(w, place, &job.work)).collect();
+    let under = |words: &[String]| -> Vec<String> { words.iter().map(|w| fill(w, place, &job.work)).collect() };
+    let (launch_under, restart_under) = (under(&case.launch_under), under(&case.restart_under));
     let patience = Duration::from_secs(case.patience_s);
     match way {
         Way::Native => job.native(&argv)?,
-        Way::Launched | Way::Checkpointed | Way::Restarted => job.launch(&case.launch_args, &argv)?,
+        Way::Launched | Way::Checkpointed | Way::Restarted => job.launch_under(&launch_under, &case.launch_args, &argv)?,
     }
     job.progress(patience)?;
     match (way, case.refused) {

@@ -7,6 +7,9 @@ use belay_tests::place::Place;
 use belay_tests::runner;
 use std::sync::Arc;
 
+/// Runs a command within a system call filter.
+const SANDBOX: &[&str] = &["{programs}/attr_sandbox", "under"];
+
 fn cases() -> Vec<Case> {
     let mut v = vec![
         prog("compute_regs"),
@@ -93,6 +96,13 @@ fn cases() -> Vec<Case> {
         prog("attr_domain"),
         prog("attr_inherited").restarted_under(&["{programs}/attr_inherited", "under"]),
         prog("attr_limits").restarted_under(&["{programs}/attr_limits", "under"]),
+        prog("attr_sandbox").launched_under(SANDBOX),
+        prog("attr_sandbox within").launched_under(SANDBOX).restarted_under(SANDBOX),
+        prog("attr_sandbox later").restarted_under(SANDBOX),
+        prog("attr_sandbox blind")
+            .launched_under(&["{programs}/attr_sandbox", "blind"])
+            .refused("the sandbox that belay was started in"),
+        prog("attr_sandbox own").launched_under(SANDBOX).refused("filter of its own"),
         prog("attr_notrace"),
         prog("attr_namespace"),
         prog("mem_private"),
