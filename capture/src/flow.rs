@@ -478,15 +478,14 @@ fn go_on(mut held: Held, stay: bool, clock: &mut Clock<'_>) -> (Option<Held>, In
         clock.leave_at(end);
         return (Some(held), end, None);
     }
-    let GoneOn { resumed, opening, note } = held.let_go();
-    let Some(since) = opening else {
-        clock.leave_at(resumed);
-        return (None, resumed, note);
-    };
-    clock.leave_at(since);
-    clock.enter(Phase::Reopen);
-    clock.began_at(since);
-    let end = Instant::now();
+    let mut gated = false;
+    let GoneOn { resumed, note } = held.let_go(|since| {
+        gated = true;
+        clock.leave_at(since);
+        clock.enter(Phase::Reopen);
+        clock.began_at(since);
+    });
+    let end = if gated { Instant::now() } else { resumed };
     clock.leave_at(end);
     (None, end, note)
 }

@@ -28,8 +28,6 @@ const NOT_BACK: &str = "the program waits in its next call of the GPU, and no fu
 pub(crate) struct GoneOn {
     /// When the last one did.
     pub(crate) resumed: Instant,
-    /// Since when gates were being opened, where there are any.
-    pub(crate) opening: Option<Instant>,
     /// What the user is to know.
     pub(crate) note: Option<String>,
 }
@@ -97,45 +95,45 @@ impl Held {
 
     /// Lets them go on; how long the gates took to open, where there are any, and what the user is to know.
     pub fn go_on(mut self) -> (Option<Duration>, Option<String>) {
-        let gone_on = self.let_go();
-        (gone_on.opening.map(|since| since.elapsed()), gone_on.note)
+        let mut opening = None;
+        let gone_on = self.let_go(|since| opening = Some(since));
+        (opening.map(|since| since.elapsed()), gone_on.note)
     }
 
-    /// The same.
-    pub(crate) fn let_go(&mut self) -> GoneOn {
+    /// The same; `reopens` is told before gates, where there are any, are opened, and before GPUs get their state back.
+    pub(crate) fn let_go(&mut self, reopens: impl FnOnce(Instant)) -> GoneOn {
         let has_gpus = self.uses_gpus();
         let Some(mut gate) = self.gate.take() else {
             return GoneOn {
                 resumed: self.job.resume(),
-                opening: None,
                 note: None,
             };
         };
+        if !has_gpus {
+            let resumed = self.job.resume();
+            reopens(resumed);
+            gate.open();
+            return GoneOn { resumed, note: None };
+        }
+        reopens(Instant::now());
         let mut note = None;
-        let begin = Instant::now();
-        if has_gpus {
-            self.job.clear_all();
-            let gates = gate.gates();
-            let threads = gates.driver_threads().to_vec();
-            // What has been captured is whole all the same: it was before this.
-            if let Err(error) = with_driver(&mut self.job, &threads, |meanwhile| gates.put_on_gpus(meanwhile)) {
-                tracing::error!(%error, "the GPU driver has not put a program back: {NOT_BACK}");
-                note = Some(format!("{error}: {NOT_BACK}"));
-            }
+        self.job.clear_all();
+        let gates = gate.gates();
+        let threads = gates.driver_threads().to_vec();
+        // What has been captured is whole all the same: it was before this.
+        if let Err(error) = with_driver(&mut self.job, &threads, |meanwhile| gates.put_on_gpus(meanwhile)) {
+            tracing::error!(%error, "the GPU driver has not put a program back: {NOT_BACK}");
+            note = Some(format!("{error}: {NOT_BACK}"));
         }
         let resumed = self.job.resume();
         gate.open();
-        GoneOn {
-            resumed,
-            opening: Some(if has_gpus { begin } else { resumed }),
-            note,
-        }
+        GoneOn { resumed, note }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.let_go();
+        self.let_go(drop);
     }
 }
 

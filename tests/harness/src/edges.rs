@@ -3,7 +3,7 @@
 use crate::expect::want;
 use crate::job::{self, Job};
 use crate::rng::Rng;
-use crate::stepper::{step_each, Step, Verdict};
+use crate::stepper::{step_each, Step, Verdict, OF_GATES};
 use crate::{procs, Failure};
 use std::time::{Duration, Instant};
 
@@ -37,37 +37,40 @@ pub fn passes_alone(job: &Job, program: i32, name: &str) -> Result<(), Failure> 
     }
 }
 
-/// The agent of a job with a program called `name` is killed at `sample` of its calls in the phases of the gate: the
+/// The agent of a job with a program called `name` is killed at `sample` of its calls in each phase of the gate: the
 /// program goes on. Jobs are made by `prepare`.
-pub fn agent_killed(name: &str, prepare: &dyn Fn() -> Result<Job, Failure>, sample: usize, rng: &mut Rng) -> Result<(), Failure> {
-    let of_gate = |s: &Step| matches!(s.phase, Some("gate" | "reopen"));
+pub fn agent_killed(name: &str, prepare: &dyn Fn() -> Result<Job, Failure>, sample: u64, rng: &mut Rng) -> Result<(), Failure> {
     let stepped = |job: &Job, agent: i32, at_step: &mut (dyn FnMut(Step) -> Verdict + Send)| {
         let dir = job.dir().display().to_string();
         let command = job.belay(&["checkpoint", "--quiet", &dir]);
         step_each(agent, move || job::output(command, LIMIT), at_step).map(drop)
     };
     let mut job = prepare()?;
-    let mut calls = 0;
+    let mut calls = OF_GATES.map(|phase| (phase, 0));
     stepped(&job, program_and_agent(&job, name)?.1, &mut |s| {
-        calls += u64::from(of_gate(&s));
+        for (_, count) in calls.iter_mut().filter(|(phase, _)| s.phase == Some(phase)) {
+            *count += 1;
+        }
         Verdict::On
     })?;
     job.verdict(false, LIMIT)?;
-    want(calls > 10, || format!("{calls} calls in these phases"))?;
-    for n in 0..sample as u64 {
-        let nth = calls * n / sample as u64 + rng.below(calls / sample as u64) + 1;
-        let job = prepare()?;
-        let (program, agent) = program_and_agent(&job, name)?;
-        let mut seen = 0;
-        stepped(&job, agent, &mut |s| {
-            seen += u64::from(of_gate(&s));
-            if seen == nth {
-                Verdict::Kill
-            } else {
-                Verdict::On
-            }
-        })?;
-        passes_alone(&job, program, name).map_err(|e| format!("killed at call {nth} of {calls}: {e}"))?;
+    for (phase, calls) in calls {
+        want(calls > 10, || format!("{calls} calls in {phase}"))?;
+        for n in 0..sample {
+            let nth = calls * n / sample + rng.below(calls / sample) + 1;
+            let job = prepare()?;
+            let (program, agent) = program_and_agent(&job, name)?;
+            let mut seen = 0;
+            stepped(&job, agent, &mut |s| {
+                seen += u64::from(s.phase == Some(phase));
+                if seen == nth {
+                    Verdict::Kill
+                } else {
+                    Verdict::On
+                }
+            })?;
+            passes_alone(&job, program, name).map_err(|e| format!("killed at call {nth} of {calls} in {phase}: {e}"))?;
+        }
     }
     Ok(())
 }

@@ -158,7 +158,7 @@ pub fn step_each<T: Send>(
     command: impl FnOnce() -> T + Send,
     at_step: impl FnMut(Step) -> Verdict,
 ) -> Result<(u64, T), Failure> {
-    trace(agent, (|_, _| Some("call"), None), command, at_step)
+    trace(agent, (|n, first| counted(n, first).or(Some("call")), None), command, at_step)
 }
 
 fn trace<T: Send>(

@@ -13,7 +13,7 @@ const PROGRAM: &str = "gate_work";
 const PLAIN: &str = "mem_private";
 const LIMIT: Duration = Duration::from_secs(60);
 /// Calls of an agent in a phase at which it is killed.
-const SAMPLE: usize = 6;
+const SAMPLE: u64 = 5;
 
 /// A job whose library does this; one of which something goes wrong has half a second to come to rest.
 fn launched(place: &Place, user: User, words: &str) -> Result<Job, Failure> {

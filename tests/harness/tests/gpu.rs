@@ -6,6 +6,7 @@ use belay_tests::expect::{refused, want};
 use belay_tests::job::{output, text, Job};
 use belay_tests::place::{am_root, Place, User};
 use belay_tests::rng::Rng;
+use belay_tests::stepper::{step_each, Verdict};
 use belay_tests::target::Target;
 use belay_tests::{edges, gpu, procs, Failure};
 use std::time::Duration;
@@ -22,8 +23,8 @@ mod shared;
 const PROGRAM: &str = "gpu_work";
 /// Its asynchronous I/O is served by a process of the job.
 const SERVED: &str = "aio_served";
-/// Calls of an agent at which it is killed.
-const SAMPLE: usize = 6;
+/// Calls of an agent in a phase at which it is killed.
+const SAMPLE: u64 = 5;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A job whose driver has these faults, and the words that start it. Where it has any, the gate has half a second.
@@ -227,6 +228,29 @@ fn request_that_lasts(place: &Place) -> Result<(), Failure> {
     job.verdict(false, LIMIT)
 }
 
+/// The phase in which the driver puts the state back, and all go on after that, is called `reopen` while it lasts.
+fn phases(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = launched(place, user, ("", ""))?;
+    job.checkpoint()?;
+    let agent = edges::program_and_agent(&job, PROGRAM)?.1;
+    let command = job.belay(&["checkpoint", "--quiet", &job.dir().display().to_string()]);
+    let mut detached = Vec::new();
+    let (_, taken) = step_each(
+        agent,
+        move || output(command, LIMIT),
+        |s| {
+            detached.extend(s.phase.filter(|_| s.name == "detach"));
+            Verdict::On
+        },
+    )?;
+    want(taken?.status.success(), || job.output_text())?;
+    // Copies are detached before.
+    want(detached.last() == Some(&"reopen") && !detached.contains(&"resume"), || {
+        format!("all go on in {detached:?}")
+    })?;
+    job.verdict(false, LIMIT)
+}
+
 /// The agent is killed at some of its calls while the driver takes the state off or puts it back, also in a restarted job.
 fn agent_killed(place: &Place, user: User, restarted: bool, rng: &mut Rng) -> Result<(), Failure> {
     let prepare = || -> Result<Job, Failure> {
@@ -419,6 +443,7 @@ fn main() {
     target.by_user("allowed_gpu", |_| am_root(), |p, u, _| allowed_gpu(p, u));
     target.by_user("hidden_gpus", |_| am_root(), |p, u, _| hidden_gpus(p, u));
     target.by_user("given_up", |_| am_root(), |p, u, _| lost::given_up(p, u));
+    target.by_user("phases", |_| am_root(), |p, u, _| phases(p, u));
     target.by_user("agent_killed", |_| am_root(), |p, u, rng| agent_killed(p, u, false, rng));
     target.by_user(
         "agent_killed_of_restarted",
