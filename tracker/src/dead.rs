@@ -1,13 +1,15 @@
 //! Memory that a restart has not brought back: it has no access rights until the loop that overwrites it.
 
 use crate::writer::Writer;
-use crate::{say, Handle, Part};
+use crate::{page, say, Handle, Part, INSIDE, LAST};
 use belay_abi::access::{self, Dead, MOST_DEAD};
 use belay_abi::control::Span;
+use belay_abi::words::Shared;
 use belay_abi::PAGE;
 use belay_access::block::Block;
 use belay_access::shape::Shape;
 use belay_access::trace::Mode;
+use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
 /// Gives what a loop overwrites its access rights back.
@@ -85,9 +87,9 @@ fn give_back(writer: &Writer, at: usize, dead: &Dead, (first, behind): (u64, u64
     // SAFETY: memory that the restart has put there without access rights; with them it is what it was. It holds nothing that
     // anybody may have read.
     if unsafe { libc::mprotect(from as *mut libc::c_void, (to - from) as usize, dead.prot as i32) } != 0 {
-        let why = std::io::Error::last_os_error();
+        let why = io::Error::last_os_error();
         say(
-            &mut std::io::stderr(),
+            &mut io::stderr(),
             &format!("give {from:#x} to {to:#x} its access rights back: {why}"),
         );
         std::process::abort();
@@ -106,11 +108,62 @@ fn give_back(writer: &Writer, at: usize, dead: &Dead, (first, behind): (u64, u64
     }
 }
 
+/// Tells that an address is touched, where that is missing. The program does not go on, but ends as it does at any touch of
+/// memory without access rights. For the handler of the signal: nothing here allocates.
+pub(crate) fn touched(at: u64, _write: bool) -> bool {
+    let Some(page) = page::get() else { return false };
+    let count = page.dead_count().load(Ordering::Relaxed) as usize;
+    let holds = |dead: &Shared<Dead>| {
+        let span = dead.get().span;
+        at.checked_sub(span.address).is_some_and(|offset| offset < span.bytes)
+    };
+    if page.dead().iter().take(count).any(holds) {
+        let mut line = [0; 512];
+        let mut rest = &mut line[..];
+        // What has no room is not said.
+        let _ = tell(page, at, &mut rest);
+        let left = rest.len();
+        let said = &line[..line.len() - left];
+        // SAFETY: so many bytes are there.
+        unsafe { libc::write(libc::STDERR_FILENO, said.as_ptr().cast(), said.len()) };
+    }
+    false
+}
+
+/// Writes which dataset is touched, and where.
+fn tell(page: Handle, at: u64, to: &mut impl Write) -> io::Result<()> {
+    let count = page.dataset_count().load(Ordering::Relaxed) as usize;
+    let found = page.datasets().iter().take(count).map(Shared::get).find(|d| {
+        let shape = Shape::new(d.address, d.elem, d.extent, d.stride);
+        shape.is_ok_and(|s| (s.range().0..s.range().1).contains(&at))
+    });
+    let (inside, last) = (INSIDE.load(Ordering::Relaxed), LAST.load(Ordering::Relaxed));
+    to.write_all(b"belay: dataset ")?;
+    to.write_all(found.as_ref().map_or(b"without a name", |d| ends_at_zero(&d.name)))?;
+    to.write_all(if inside != 0 {
+        b" is touched in loop "
+    } else {
+        b" is touched after loop "
+    })?;
+    let site = page.site_name(if inside != 0 { inside } else { last });
+    to.write_all(site.as_ref().map_or(b"without a name", |s| ends_at_zero(s)))?;
+    writeln!(
+        to,
+        ", at {at:#x}, where it was overwritten before the restart, so that the checkpoint has left that out: the program has \
+         taken another way, or does not declare this touch; restart it from a generation that holds everything (belay list)"
+    )
+}
+
+/// A name without what fills it up.
+fn ends_at_zero(name: &[u8; 32]) -> &[u8] {
+    name.split(|b| *b == 0).next().unwrap_or_default()
+}
+
 /// Ends the program: what it records, with this header, is not what it recorded before the restart, and what it
 /// overwrote on that way is missing.
 #[cold]
 pub(crate) fn refuse(page: Handle, header: u64) -> ! {
-    let name = |name: &[u8; 32]| String::from_utf8_lossy(name.split(|b| *b == 0).next().unwrap_or_default()).into_owned();
+    let name = |name: &[u8; 32]| String::from_utf8_lossy(ends_at_zero(name)).into_owned();
     let what = match access::of_header(header) {
         (access::ENTER, site, _) => {
             format!(
@@ -125,7 +178,7 @@ pub(crate) fn refuse(page: Handle, header: u64) -> ! {
          and the checkpoint has left out what it overwrote on that one; restart it from a generation that holds \
          everything (belay list)"
     );
-    say(&mut std::io::stderr(), &why);
+    say(&mut io::stderr(), &why);
     std::process::abort()
 }
 

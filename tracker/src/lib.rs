@@ -13,10 +13,12 @@
 //! | `point` | the program's own point, at which it waits for a checkpoint |
 //! | `start` | arrays filled from those of another run |
 //! | `dead` | memory that a restart has not brought back, given its access rights when it is overwritten |
+//! | `segv` | the handler of SIGSEGV, by which a touch of such memory is told, and those that are verified |
 
 mod dead;
 mod page;
 mod point;
+mod segv;
 pub mod start;
 mod verify;
 mod writer;
@@ -35,6 +37,9 @@ use writer::{Record, Writer};
 
 /// The site of the loop that the program is in, where it is recorded; else 0.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
+
+/// The site of the last loop that began, recorded or not.
+static LAST: AtomicU32 = AtomicU32::new(0);
 
 /// Longest wait of a loop for the checkpoint that is to be taken before it.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
@@ -217,6 +222,9 @@ pub fn enter<'a>(site: u32, parts: impl Iterator<Item = Part<'a>> + Clone) {
     if page.watched().load(Ordering::Relaxed) == 0 {
         return;
     }
+    // Whoever is restarted has come here before.
+    segv::install(dead::touched);
+    LAST.store(site, Ordering::Relaxed);
     wait_for_stop(page, site);
     let Ok(writer) = Writer::begin(page) else { return };
     record(&writer, site, parts.clone());

@@ -11,7 +11,7 @@ mod pattern;
 mod touches;
 
 use crate::writer::Writer;
-use crate::{say, Handle, Part};
+use crate::{say, segv, Handle, Part};
 use belay_abi::access::{Dataset, MOST_USES};
 use belay_access::block::{Block, Region};
 use belay_access::live;
@@ -49,7 +49,7 @@ pub(crate) fn begin() {
     if MODE.load(Ordering::Relaxed) != UNKNOWN {
         return;
     }
-    let wanted = std::env::var_os(VARIABLE).is_some_and(|v| v == VALUE) && guard::install();
+    let wanted = std::env::var_os(VARIABLE).is_some_and(|v| v == VALUE) && segv::install(touches::note);
     MODE.store(if wanted { ON } else { OFF }, Ordering::Relaxed);
 }
 

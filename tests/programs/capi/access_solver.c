@@ -1,7 +1,8 @@
 // A solver that declares what its loops do: two temporaries, one with a rim that is written once, and two buffers that
 // change places. Every element is checked wherever it is read. access_solver one-site: all loops have one site, so that
-// none is better to stop at than another. access_solver [declared|undeclared FILE]: once the file is there, it goes
-// another way, and reads what it would have overwritten.
+// none is better to stop at than another. access_solver [declared|undeclared|handled FILE]: once the file is there, it goes
+// another way, and reads what it would have overwritten; "handled" has a handler of SIGSEGV of its own, which must be called as
+// it has asked for.
 #include "../check.h"
 #include <belay.h>
 #include <belay_access.h>
@@ -47,6 +48,17 @@ static void go_astray(const char *how, belay_site site) {
     fail("what was left out was read: %lu", sum);
 }
 
+static void on_segv(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    sigset_t blocked;
+    int is_blocked = !pthread_sigmask(SIG_BLOCK, NULL, &blocked) && sigismember(&blocked, SIGUSR2);
+    const char *said = is_blocked && info->si_code == SEGV_ACCERR ? "handled by its own\n" : "handled in another way\n";
+    if (write(2, said, strlen(said)) < 0) _exit(1);
+    // SA_RESETHAND: the touch comes again, and ends it.
+    struct sigaction now;
+    if (sigaction(signal, NULL, &now) || now.sa_handler != SIG_DFL) _exit(1);
+}
+
 // Before each loop: the next one may bring back what is missing.
 static void look(int argc, char **argv, belay_site site) {
     if (argc > 2 && access(argv[2], F_OK) == 0) go_astray(argv[1], site);
@@ -54,6 +66,11 @@ static void look(int argc, char **argv, belay_site site) {
 
 int main(int argc, char **argv) {
     begin("access_solver");
+    if (argc > 2 && !strcmp(argv[1], "handled")) {
+        struct sigaction own = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO | SA_RESETHAND};
+        sigaddset(&own.sa_mask, SIGUSR2);
+        CHECK(!sigaction(SIGSEGV, &own, NULL));
+    }
     field = array("field", &d_field), next = array("next", &d_next);
     inner = array("inner", &d_inner), whole = array("whole", &d_whole);
     belay_site first = belay_site_id("first"), second = belay_site_id("second"), third = belay_site_id("third");

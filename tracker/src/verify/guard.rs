@@ -5,13 +5,8 @@ use belay_access::live::join;
 use belay_access::shape::Shape;
 use belay_kernel::pages::are_mapped;
 use std::io;
-use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 
 pub(super) const PAGE: u64 = belay_abi::PAGE;
-
-/// What was done at SIGSEGV before.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Whole pages of a dataset: nothing else lies there.
 pub(super) fn inner(shape: &Shape) -> (u64, u64) {
@@ -77,51 +72,6 @@ pub(super) fn allow((start, end): (u64, u64), read: bool, write: bool) -> io::Re
     match unsafe { libc::mprotect(start as *mut libc::c_void, (end - start) as usize, rights) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// From now on a touch that the rights do not allow is told; whether that can be.
-pub(super) fn install() -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: zeros are a valid value; the handler is one for SA_SIGINFO, and lives as long as the process.
-    let done = unsafe {
-        let a = &mut *action.as_mut_ptr();
-        a.sa_sigaction = handle as *const () as usize;
-        a.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        libc::sigaction(libc::SIGSEGV, a, before.as_mut_ptr())
-    };
-    if done == 0 {
-        // SAFETY: the kernel has filled it in.
-        BEFORE.set(unsafe { before.assume_init() }).ok();
-    }
-    done == 0
-}
-
-extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    /// Bit of the page fault's error code: it was a write (Intel SDM 3A, 4.7).
-    const WRITE: i64 = 2;
-    // SAFETY: the kernel's arguments.
-    let (at, error) = unsafe {
-        let context = &*context.cast::<libc::ucontext_t>();
-        ((*info).si_addr() as u64, context.uc_mcontext.gregs[libc::REG_ERR as usize])
-    };
-    if super::touches::note(at, error & WRITE != 0) {
-        return;
-    }
-    let Some(before) = BEFORE.get() else { return };
-    let handler = before.sa_sigaction;
-    // SAFETY: what the program had installed is called as it asked for; else the fault comes again, and does what it did.
-    unsafe {
-        if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            libc::sigaction(signal, before, std::ptr::null_mut());
-        } else if before.sa_flags & libc::SA_SIGINFO != 0 {
-            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(handler);
-            handler(signal, info, context);
-        } else {
-            let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
-            handler(signal);
-        }
     }
 }
 
