@@ -347,8 +347,7 @@ fn byte_strings_of(dir: &Path, seen: &mut Verified) -> Result<(), ImageError> {
     let mut all: Vec<BlobRef> = Vec::new();
     sections::each(&path, &mut |kind, payload| {
         if kind != Kind::Extents as u32 {
-            let found = refs::find(payload).map_err(|e| ImageError::damaged(&path, format!("section {kind}: {e}")))?;
-            all.extend(found);
+            refs::find(payload, &mut all).map_err(|e| ImageError::damaged(&path, format!("section {kind}: {e}")))?;
         }
         Ok(())
     })?;

@@ -177,7 +177,12 @@ impl SectionFile {
 
     /// Reads and verifies the file.
     pub fn read(path: &Path) -> Result<Self, ImageError> {
-        Self::decode(path, &files::read(path, MAX_FILE_BYTES)?)
+        Self::read_within(path, MAX_FILE_BYTES)
+    }
+
+    /// The same of a file that may be anybody's, of at most `limit` bytes.
+    pub fn read_within(path: &Path, limit: u64) -> Result<Self, ImageError> {
+        Self::decode(path, &files::read(path, limit)?)
     }
 }
 

@@ -27,6 +27,9 @@ use std::path::{Path, PathBuf};
 /// What is read at once.
 const WINDOW: u64 = 1 << 20;
 
+/// Longest description of processes or of their memory, of images that may be anybody's: it is in memory as a whole.
+const MOST_READ: u64 = 512 << 20;
+
 /// What has been written.
 #[derive(Debug, Default)]
 pub(crate) struct Exported {
@@ -123,7 +126,7 @@ impl Part {
     /// Looks what there is to write, and says in `left` what cannot be.
     fn look((number, dir): (u64, PathBuf), by_process: bool, left: &mut Vec<String>) -> Result<Self, Failure> {
         let lacks = Manifest::read(&dir)?.left_out.is_some();
-        let job: Job = SectionFile::read(&dir.join(JOB_FILE))?.get_json(Kind::Job)?;
+        let job: Job = SectionFile::read_within(&dir.join(JOB_FILE), MOST_READ)?.get_json(Kind::Job)?;
         let (mut arrays, mut bytes) = (Vec::new(), 0u64);
         let is_single = |d: &Dataset| by_process || d.share.is_none();
         let has_some = |p: &Process| p.datasets.iter().any(is_single);
@@ -320,7 +323,7 @@ fn whole((p, d): (&Process, &Dataset), lacks: bool) -> Result<Shape, String> {
 fn table(dir: &Path, p: &Process) -> Result<Vec<Extent>, ImageError> {
     let owner = if p.shares_mm_with == 0 { p.pid } else { p.shares_mm_with };
     let path = dir.join(TableId::Process(owner).file_name());
-    extents::decode(&path, SectionFile::read(&path)?.get(Kind::Extents)?)
+    extents::decode(&path, SectionFile::read_within(&path, MOST_READ)?.get(Kind::Extents)?)
 }
 
 /// How many bytes of `shape` are stored, at most.

@@ -9,6 +9,7 @@ use belay_image::sections::{self, Kind};
 use belay_image::{extents, ImageError, JOB_FILE};
 use belay_kernel::trust::{self, Untrusted};
 use belay_wire::Exit;
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -147,6 +148,49 @@ fn directory(dir: &Path) -> Result<String, Failure> {
 /// Longest section whose contents are shown: they are in memory as a whole then, more than once, and the image may be anybody's.
 const MOST_SHOWN: u64 = 16 << 20;
 
+/// Longest section whose contents are laid out in lines: those are many times longer where values lie within values.
+const MOST_LAID_OUT: usize = 1 << 20;
+
+/// Longest text of the contents of a file.
+const MOST_TEXT: usize = 64 << 20;
+
+/// Text that does not grow beyond [`MOST_TEXT`].
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn add(&mut self, more: &str) -> std::io::Result<()> {
+        if self.0.len() + more.len() > MOST_TEXT {
+            let what = format!("what it holds is longer than {} as text", format::bytes(MOST_TEXT as u64));
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
+        }
+        self.0 += more;
+        Ok(())
+    }
+
+    /// The JSON document in `payload`.
+    fn add_json(&mut self, payload: &[u8]) -> serde_json::Result<()> {
+        if payload.len() > MOST_LAID_OUT {
+            serde_json::from_slice::<serde::de::IgnoredAny>(payload)?;
+            return self.add(&String::from_utf8_lossy(payload)).map_err(serde_json::Error::io);
+        }
+        let value: serde_json::Value = serde_json::from_slice(payload)?;
+        serde_json::to_writer_pretty(self, &value)
+    }
+}
+
+impl std::io::Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // The encoder writes whole characters.
+        let text = std::str::from_utf8(bytes).map_err(std::io::Error::other)?;
+        self.add(text).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Is given the kind and the payload of a section.
 type Show<'a> = &'a mut dyn FnMut(u32, Option<&[u8]>) -> Result<(), ImageError>;
 
@@ -161,7 +205,8 @@ fn each_section(path: &Path, show: Show<'_>) -> Result<(), ImageError> {
 }
 
 fn sections(path: &Path) -> Result<String, Failure> {
-    let (mut out, mut texts) = (String::new(), String::new());
+    let (mut out, mut texts, mut shown) = (Text::default(), Text::default(), HashSet::new());
+    let too_long = |e: std::io::Error| ImageError::damaged(path, e.to_string());
     each_section(path, &mut |kind, payload| {
         let name = match kind {
             k if k == Kind::Job as u32 => "job",
@@ -171,22 +216,26 @@ fn sections(path: &Path) -> Result<String, Failure> {
         };
         let Some(payload) = payload else {
             let most = format::bytes(MOST_SHOWN);
-            let _ = writeln!(out, "section {name} (kind {kind}, longer than {most}: not shown)");
-            return Ok(());
+            let line = format!("section {name} (kind {kind}, longer than {most}: not shown)\n");
+            return out.add(&line).map_err(too_long);
         };
-        let _ = writeln!(out, "section {name} (kind {kind}, {})", format::bytes(payload.len() as u64));
+        let line = format!("section {name} (kind {kind}, {})\n", format::bytes(payload.len() as u64));
+        out.add(&line).map_err(too_long)?;
+        if name != "unknown" && !shown.insert(kind) {
+            return Err(ImageError::damaged(path, format!("a second section {name}")));
+        }
         let damaged = |e: serde_json::Error| ImageError::damaged(path, format!("section {name}: {e}"));
         if kind == Kind::Job as u32 {
             let job: Job = serde_json::from_slice(payload).map_err(damaged)?;
-            let _ = write!(texts, "\n{}", job_text(&job));
+            texts.add(&format!("\n{}", job_text(&job))).map_err(too_long)?;
         } else if kind == Kind::Descriptors as u32 {
-            let value: serde_json::Value = serde_json::from_slice(payload).map_err(damaged)?;
-            let text = serde_json::to_string_pretty(&value).map_err(damaged)?;
-            let _ = writeln!(texts, "\ndescriptors and shared objects:\n{text}");
+            texts.add("\ndescriptors and shared objects:\n").map_err(too_long)?;
+            texts.add_json(payload).map_err(damaged)?;
+            texts.add("\n").map_err(too_long)?;
         }
         Ok(())
     })?;
-    Ok(out + &texts)
+    Ok(out.0 + &texts.0)
 }
 
 fn job_text(job: &Job) -> String {
@@ -335,4 +384,41 @@ fn index(path: &Path) -> Result<String, Failure> {
         .collect();
     let head = format!("{} extents, {}\n", table.len(), format::bytes(total));
     Ok(head + &format::table(&["address", ">bytes", ">chunk", ">offset"], &rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belay_image::sections::SectionFile;
+
+    /// What is said of a file with these sections.
+    fn said(name: &str, all: &[(Kind, &str)]) -> Result<String, Failure> {
+        let path = std::env::temp_dir().join(format!("belay-inspect-{name}-{}", std::process::id()));
+        let mut file = SectionFile::new();
+        all.iter().for_each(|(kind, text)| file.push(*kind, text.as_bytes().to_vec()));
+        file.write(&path).unwrap();
+        let said = sections(&path);
+        std::fs::remove_file(&path).unwrap();
+        said
+    }
+
+    /// So many lists within each other, as often as they fit into `bytes`.
+    fn nested(depth: usize, bytes: usize) -> String {
+        let one = "[".repeat(depth) + &"]".repeat(depth);
+        format!("[{}]", vec![one; bytes / (2 * depth + 1)].join(","))
+    }
+
+    #[test]
+    fn a_text_is_not_many_times_longer_than_its_section() {
+        let short = said("short", &[(Kind::Descriptors, r#"{"a":[1]}"#)]).unwrap();
+        assert!(short.contains("{\n  \"a\": [\n    1\n  ]\n}\n"), "{short}");
+        let long = nested(100, 8 << 20);
+        let shown = said("long", &[(Kind::Descriptors, &long)]).unwrap();
+        assert!(shown.len() < long.len() + 1000 && shown.contains(&long));
+        let why = said("deep", &[(Kind::Descriptors, &nested(100, MOST_LAID_OUT - 1000))]).unwrap_err();
+        assert!(why.to_string().contains("longer than 64.0 MiB as text"), "{why}");
+        let why = said("twice", &[(Kind::Descriptors, "1"), (Kind::Descriptors, "1")]).unwrap_err();
+        assert!(why.to_string().contains("second section descriptors"), "{why}");
+        assert!(said("broken", &[(Kind::Descriptors, &long[1..])]).is_err());
+    }
 }

@@ -6,21 +6,19 @@ use std::fmt;
 use std::io::{self, Read};
 
 /// More byte strings than any job refers to.
-const MOST: usize = 4 << 20;
+const MOST: usize = 1 << 20;
 /// Longer than any string or number in such a document.
 const LONGEST: usize = 1 << 20;
 
-/// The references in the document that `input` holds.
-pub(super) fn find(input: &mut dyn Read) -> Result<Vec<BlobRef>, serde_json::Error> {
-    let mut found = Vec::new();
+/// Adds the references in the document that `input` holds to those `found` in others of the same job.
+pub(super) fn find(input: &mut dyn Read, found: &mut Vec<BlobRef>) -> Result<(), serde_json::Error> {
     let mut json = serde_json::Deserializer::from_reader(Tokens {
         input: io::BufReader::new(input),
         within: Within::Nothing,
         length: 0,
     });
-    Walk(&mut found).deserialize(&mut json)?;
-    json.end()?;
-    Ok(found)
+    Walk(found).deserialize(&mut json)?;
+    json.end()
 }
 
 /// Lets text through whose strings and numbers are not longer than [`LONGEST`]: the decoder would hold each of them.
@@ -157,7 +155,8 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Option<Vec<(u64, u64, u64)>> {
-        let refs = find(&mut text.as_bytes()).ok()?;
+        let mut refs = Vec::new();
+        find(&mut text.as_bytes(), &mut refs).ok()?;
         Some(refs.iter().map(|r| (r.offset, r.bytes, r.xxh3)).collect())
     }
 
@@ -176,6 +175,19 @@ mod tests {
         for bad in ["", "{", "[1,]", "{} {}", "\"\\"] {
             assert_eq!(found(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn those_of_all_documents_are_counted_together() {
+        let one = BlobRef {
+            offset: 0,
+            bytes: 0,
+            xxh3: 0,
+        };
+        let mut found = vec![one; MOST - 1];
+        let text = || &br#"[{"offset":1,"bytes":2,"xxh3":3}]"#[..];
+        find(&mut text(), &mut found).unwrap();
+        assert!(find(&mut text(), &mut found).is_err() && found.len() == MOST);
     }
 
     #[test]

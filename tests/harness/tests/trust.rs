@@ -9,6 +9,7 @@ mod astray;
 #[path = "trust/ways.rs"]
 mod ways;
 
+use belay_image::manifest::Manifest;
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{output, show, text, Job};
 use belay_tests::place::{am_root, Place, User, NOBODY};
@@ -389,10 +390,12 @@ fn exchanged(place: &Place, user: User) -> Result<(), Failure> {
 fn long_images(place: &Place, user: User) -> Result<(), Failure> {
     /// Far less than the image is long.
     const MEMORY: &str = "ulimit -v 300000; exec \"$@\"";
+    const DATA: &str = "ulimit -d 100000; exec \"$@\"";
     let (job, _) = killed(place, user, "long")?;
     let root = Job::new(place, "long-root", User::Root)?;
     let file = job.dir().join("gen/000001/job.bimg");
     let mut image = io("read", std::fs::read(&file))?;
+    let length_before = image.len();
     // A section of a kind that nobody knows, of which nothing is stored but its head.
     let length: u64 = 512 << 20;
     image.extend([99u32.to_le_bytes(), 1u32.to_le_bytes()].concat());
@@ -407,7 +410,28 @@ fn long_images(place: &Place, user: User) -> Result<(), Failure> {
         let o = output(who.command(&words.map(str::to_owned)), LIMIT)?;
         refused(&o, &["job.bimg", "checksum"])?;
     }
-    Ok(())
+    // Sections of other such kinds, which refer to more byte strings than any job has.
+    image.truncate(length_before);
+    let refs = vec![r#"{"offset":0,"bytes":0,"xxh3":0}"#; 1 << 18].join(",");
+    let payload = format!("[{refs}]").into_bytes();
+    for kind in 90u32..95 {
+        image.resize(image.len().next_multiple_of(8), 0);
+        image.extend([kind.to_le_bytes(), 1u32.to_le_bytes()].concat());
+        image.extend((payload.len() as u64).to_le_bytes());
+        image.extend(belay_image::checksum(&payload).to_le_bytes());
+        image.extend(&payload);
+    }
+    io("write", std::fs::write(&file, &image))?;
+    let generation = file.parent().unwrap_or(&file);
+    let mut manifest = Manifest::read(generation).map_err(|e| e.to_string())?;
+    for f in manifest.files.iter_mut().filter(|f| f.name == "job.bimg") {
+        (f.bytes, f.xxh3) = (image.len() as u64, None);
+    }
+    let encoded = manifest.encode().map_err(|e| e.to_string())?;
+    io("write", std::fs::write(generation.join("manifest.json"), encoded))?;
+    let words = ["sh", "-c", DATA, "sh", &belay, "verify", &job.dir().display().to_string()];
+    let o = output(root.command(&words.map(str::to_owned)), LIMIT)?;
+    refused(&o, &["job.bimg", "more byte strings than any job has"])
 }
 
 /// A group that is the user's alone may write above the job directory, one of others may not.
