@@ -26,6 +26,8 @@ const FILES: [&str; 36] = [
     "usr/include/belay_ops.h",
     "usr/share/belay/compat/belay_levels.h",
     "usr/share/belay/compat/fti.h",
+    "usr/share/belay/compat/include/veloc.h",
+    "usr/share/belay/compat/include/veloc.hpp",
     "usr/share/belay/compat/veloc.h",
     "usr/share/belay/compat/veloc.hpp",
     "usr/share/pkgconfig/belay.pc",

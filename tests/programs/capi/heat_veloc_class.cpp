@@ -2,7 +2,7 @@
 //
 // objects: a part of the state is written to streams. single: each process for itself, which knows nothing of MPI.
 #include "heat.h"
-#include <veloc.hpp>
+#include "include/veloc.hpp"
 
 static char how;
 static veloc::client_t *client;

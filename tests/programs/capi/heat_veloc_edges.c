@@ -6,7 +6,7 @@
 #include "heat.h"
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <veloc.h>
+#include "include/veloc.h"
 
 enum { LAST = 5, GIVEN_UP = 6 };
 

@@ -1,0 +1,2 @@
+/* For programs that write "include/veloc.h". */
+#include "../veloc.h"

@@ -1,0 +1,2 @@
+/* For programs that write "include/veloc.hpp". */
+#include "../veloc.hpp"
