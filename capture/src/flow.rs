@@ -118,6 +118,12 @@ pub(crate) fn take(
     clock.enter(Phase::Capture);
     let mut captured = capture(job, order, shut, blob)?;
     tracking.silent = !captured.drafts.iter().any(|draft| draft.maps.iter().any(access::is_page));
+    let across = order.options.standins.is_some() || order.group.is_some();
+    let shells = if across {
+        process::remote_shells(&captured.drafts)
+    } else {
+        Vec::new()
+    };
     clock.enter(Phase::Drain);
     let descriptors = drain(job, order, (&mut captured, shut), (&mut blobs, session))?;
     histories::note(&descriptors, order.dir)?;
@@ -141,7 +147,7 @@ pub(crate) fn take(
         root_had_ended,
         processes: u32::try_from(processes).unwrap_or(u32::MAX),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
-        notes: descriptors.notes.iter().cloned().chain(note).collect(),
+        notes: descriptors.notes.iter().cloned().chain(shells).chain(note).collect(),
         declared,
         descriptors,
         code: tracking.code.clone(),

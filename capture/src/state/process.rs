@@ -264,6 +264,14 @@ pub(crate) fn check_supported(
     }
 }
 
+/// What is to be said of processes of a job on several hosts: see [`remote::aside`].
+pub(crate) fn remote_shells(drafts: &[Draft]) -> Vec<String> {
+    let own = proc::link(std::process::id().cast_signed(), "exe");
+    let others = drafts.iter().filter(|d| d.exe != own);
+    let said = others.filter_map(|d| Some((d.pid, remote::aside(&d.exe, &command_line(d.pid))?)));
+    said.map(|(pid, what)| format!("process {pid}: {what}")).collect()
+}
+
 fn command_line(pid: i32) -> Vec<String> {
     let raw = proc::read_whole(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = raw.split(|b| *b == 0).filter(|w| !w.is_empty());

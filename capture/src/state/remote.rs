@@ -59,6 +59,21 @@ pub(crate) fn part(exe: &Path, words: &[String], of_part: bool) -> Option<(Strin
     })
 }
 
+/// What is to be said of the process with file `exe` and command line `words`: a remote shell that no stand-in has taken
+/// the place of, and that starts no part, is let go on, and what it leads to stays outside.
+pub(crate) fn aside(exe: &Path, words: &[String]) -> Option<String> {
+    let (program, arguments) = words.split_first()?;
+    let is_shell = SHELLS.iter().any(|shell| file(exe) == *shell || base(program) == *shell);
+    (is_shell && !arguments.is_empty()).then(|| {
+        let line: Vec<&str> = words.iter().take(6).map(String::as_str).collect();
+        format!(
+            "{}: what it has started on another host is not in the checkpoint; call {} through PATH, not by its path",
+            line.join(" "),
+            base(program)
+        )
+    })
+}
+
 /// The process that keeps the job (each with its parent, its file and its name) from going on elsewhere as it stands,
 /// and why: what it starts on another host after a restart would know addresses of before, and nobody there would lead
 /// it. `own` is belay's file, `known` are the stand-ins for remote shells whose parts are known.
@@ -144,6 +159,24 @@ mod tests {
         let renamed = ["step".to_owned(), "./sim".to_owned()];
         assert!(part(Path::new("/opt/slurm/bin/srun"), &renamed, false).is_some());
         assert!(part(Path::new("/opt/slurm/bin/salloc"), &renamed, false).is_none());
+    }
+
+    #[test]
+    fn remote_shells_called_by_their_path_are_told_of() {
+        let said = |exe: &str, line: &str| aside(Path::new(exe), &line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let told = said("/usr/bin/ssh", "/usr/bin/ssh n2 ls").unwrap();
+        assert!(
+            told.starts_with("/usr/bin/ssh n2 ls: ") && told.contains("call ssh"),
+            "{told}"
+        );
+        assert!(said("/usr/bin/netkit-rsh", "rsh n2 ls").is_some());
+        for (exe, line) in [
+            ("/usr/bin/ssh", "ssh"),
+            ("/usr/bin/ssh-agent", "ssh-agent sh"),
+            ("/bin/ls", "ls ssh"),
+        ] {
+            assert_eq!(said(exe, line), None);
+        }
     }
 
     #[test]

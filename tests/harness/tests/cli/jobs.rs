@@ -408,3 +408,22 @@ pub(super) fn replaced(place: &Place, user: User) -> Result<(), Failure> {
     job.progress(LIMIT)?;
     job.verdict(false, LIMIT)
 }
+
+/// A remote shell that is called by its path, past the stand-in, is told of: what it leads to is in no checkpoint.
+pub(super) fn past_the_standin(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = Job::new(place, "past", user)?;
+    let shell = job.work.join("ssh");
+    io("copy", std::fs::copy("/bin/sleep", &shell))?;
+    let line = format!("{} 1000 1000 & echo $$ > beat; wait", shell.display());
+    for (options, told) in [(&["--across-hosts".to_owned()][..], true), (&[], false)] {
+        job.launch(options, &["sh", "-c", &line].map(str::to_owned))?;
+        let o = job.checkpoint_raw(&["--wait"])?;
+        let note = text(&o).contains("ssh 1000 1000: what it has started on another host is not in the checkpoint");
+        want(o.status.success() && note == told, || {
+            format!("{options:?}: {}: {}", show(o.status), text(&o))
+        })?;
+        job.kill_all()?;
+        io("remove", std::fs::remove_dir_all(job.dir()))?;
+    }
+    Ok(())
+}

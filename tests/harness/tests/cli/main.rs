@@ -32,7 +32,7 @@ fn running(place: &Place, user: User, label: &str, options: &[&str], line: &[&st
 
 fn main() {
     let mut target = Target::new("cli", &["fault_target", "fd_crowd", "fd_many", "fd_ptynames", "mem_private"]);
-    let tests: [(&str, Test); 40] = [
+    let tests: [(&str, Test); 41] = [
         ("exit_status", streams::exit_status),
         ("streams", streams::streams),
         ("no_command", streams::no_command),
@@ -52,6 +52,7 @@ fn main() {
         ("stop_and_go_on", jobs::stop_and_go_on),
         ("suspended", jobs::suspended),
         ("run", jobs::run),
+        ("past_the_standin", jobs::past_the_standin),
         ("lazy", jobs::lazy),
         ("socket_gone", jobs::socket_gone),
         ("called_by_itself", jobs::called_by_itself),
