@@ -4,10 +4,10 @@ use belay_tests::across::Job;
 use belay_tests::build::Kind;
 use belay_tests::expect::{io, refused, want};
 use belay_tests::job::{show, text};
-use belay_tests::place::{Place, User};
+use belay_tests::place::{repository, Place, User};
 use belay_tests::target::Target;
 use belay_tests::Failure;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 type Test = fn(&Place, User) -> Result<(), Failure>;
@@ -368,18 +368,121 @@ fn broken(place: &Place, user: User) -> Result<(), Failure> {
     job.verdict()
 }
 
+/// The site's file that comes with belay can be used as it is, also with all that stands in it as comments.
+fn sample(place: &Place, user: User) -> Result<(), Failure> {
+    let mut job = host(place, user, "sample")?;
+    let [scratch, _] = make(&job, &["scratch", "scratch/belay"])?.try_into().unwrap_or_default();
+    let text = io("read", std::fs::read_to_string(repository().join("scripts/site/belay.toml")))?;
+    let work = job.work.display().to_string();
+    let is_key = |rest: &str| rest.starts_with(|c: char| c == '[' || c.is_ascii_lowercase());
+    let on = text
+        .lines()
+        .map(|line| line.strip_prefix('#').filter(|rest| is_key(rest)).unwrap_or(line));
+    let on = on.map(|line| {
+        line.replace("\"/local\"", &format!("\"{work}\""))
+            .replace("/scratch", &scratch)
+            + "\n"
+    });
+    let on: String = on.collect();
+    want(on.contains("\nkeep = 2 ") && on.contains("\n[tree]\n"), || {
+        format!("not switched on: {on}")
+    })?;
+    for configuration in [&text, &on] {
+        job.configure(configuration)?;
+        let dir = job.dir();
+        launch(&mut job, &dir, &[])?;
+        job.checkpoint()?;
+        job.crash();
+        job.must(&["gc", "--all"])?;
+        io("remove", std::fs::remove_dir_all(&dir))?;
+    }
+    Ok(())
+}
+
+/// Slurm's sample prolog and epilog: a user's directory is made below a directory of root's alone, and of what lies in it
+/// only stores go that nobody has touched for long, whatever they are called and lead to.
+fn prolog_and_epilog(place: &Place, user: User) -> Result<(), Failure> {
+    let work = place.work("site-slurm", user)?;
+    let local = work.join("local");
+    // Nobody's: no other test runs belay as this user.
+    let id = 1_000_000 + std::process::id();
+    let run = |name: &str, uid: &str| {
+        let mut c = std::process::Command::new("sh");
+        c.arg(repository().join("scripts/site").join(name));
+        c.env("LOCAL", &local)
+            .env("SLURM_JOB_UID", uid)
+            .env("SLURM_JOB_GID", id.to_string());
+        let o = belay_tests::job::output(c, std::time::Duration::from_secs(30))?;
+        want(o.status.success(), || format!("{name}: {}: {}", show(o.status), text(&o)))
+    };
+    let (uid, own) = (id.to_string(), local.join(id.to_string()));
+    for (mode, made) in [(0o1777, false), (0o755, true)] {
+        drop(std::fs::create_dir(&local));
+        io(
+            "chmod",
+            std::fs::set_permissions(&local, std::fs::Permissions::from_mode(mode)),
+        )?;
+        for refused in ["", "0", "1/../2", "x"] {
+            run("prolog", refused)?;
+        }
+        run("prolog", &uid)?;
+        let names = io("list", std::fs::read_dir(&local))?.count();
+        want(own.is_dir() == made && names == usize::from(made), || {
+            format!("{mode:o}: {names} directories")
+        })?;
+    }
+    let m = io("stat", std::fs::metadata(&own))?;
+    want((m.uid(), m.mode() & 0o7777) == (id, 0o700), || {
+        format!("{}, {:o}", m.uid(), m.mode())
+    })?;
+    // Old stores with names that shells take apart, a young one, other things, and links out of it.
+    const MADE: &str = "set -e; umask 022; mkdir -p ../victim 'belay-1 x' 'belay-$(touch bad)' 'belay--rf' 'na me-1/0' ./-rf belay-new mine \"belay-\n\"
+touch ../victim/belay-file belay-plain 'na me-1/job-directory' ./-rf/job-directory mine/file
+ln -s ../victim belay-link; ln -s ../victim linked; ln -s /etc 'belay-1 x/etc'
+ln -s ../mine 'belay-1 x/mine'; mkdir ../victim/sub; touch ../victim/job-directory
+find . ../victim -exec touch -h -d '30 days ago' {} +; touch belay-new/chunk; chown -hR \"$0:$0\" .";
+    let made = std::process::Command::new("sh")
+        .args(["-c", MADE, &uid])
+        .current_dir(&own)
+        .status();
+    want(io("sh", made)?.success(), || "nothing made".into())?;
+    run("epilog", "0")?;
+    run("epilog", &uid)?;
+    let names = |dir: &Path| -> Result<Vec<String>, Failure> {
+        let all = io("list", std::fs::read_dir(dir))?.flatten();
+        let mut names: Vec<String> = all.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        Ok(names)
+    };
+    let left = names(&own)?;
+    want(left == ["belay-link", "belay-new", "belay-plain", "linked", "mine"], || {
+        format!("left: {left:?}")
+    })?;
+    let left = names(&local.join("victim"))?;
+    want(left == ["belay-file", "job-directory", "sub"], || {
+        format!("of others: {left:?}")
+    })
+}
+
 fn main() {
     let mut target = Target::over_hosts("site");
-    let tests: [(&str, Test); 6] = [
+    let tests: [(&str, Test); 7] = [
         ("retention", retention),
         ("roots", roots),
         ("tiers", tiers),
         ("redundant", redundant),
         ("lost", lost),
         ("broken", broken),
+        ("sample", sample),
     ];
     for (name, test) in tests {
         target.by_user(name, |_| true, move |place, user, _| test(place, user));
     }
+    // Slurm runs them as root.
+    target.by_user(
+        "prolog_and_epilog",
+        |u| u == User::Root,
+        |place, user, _| prolog_and_epilog(place, user),
+    );
     target.run();
 }
