@@ -1,7 +1,8 @@
 // TCP inside the job. fd_tcp KIND: flow (both directions, buffers full), backlog, half, options, v6, big, interrupted
 // (a connect that succeeds while its caller is stopped in it), lingering (closed connections hold the port), full and
-// closing (as much on its way as fits), gone (closed before it is accepted), urgent (MSG_OOB, read or not), crowded (more
-// wait to be accepted than the backlog allows by now, with data and without).
+// closing and closed (as much on its way as fits), stuck and left (more than ever fits), gone (closed before it is
+// accepted), urgent (MSG_OOB, read or not), crowded (more wait to be accepted than the backlog allows by now, with data
+// and without).
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -249,8 +250,9 @@ int main(int argc, char **argv) {
                 }
             }
         }
-    } else if (!strcmp(kind, "full") || !strcmp(kind, "closing")) {  // as much on its way as fits, in small pieces; closing: the sender has closed by then
-        int closing = !strcmp(kind, "closing"), c = -1, s = -1;
+    } else if (!strcmp(kind, "full") || !strncmp(kind, "clos", 4)) {
+        // As much on its way as fits, in small pieces; closing, closed: the sender sends no more by then, or is gone.
+        int closed = !strcmp(kind, "closed"), closing = closed || !strcmp(kind, "closing"), c = -1, s = -1;
         while (running()) {
             if (c < 0) {
                 c = dial(&ad, al);
@@ -267,7 +269,8 @@ int main(int argc, char **argv) {
                 n = write(c, piece, sizeof piece);
                 if (n < 0) EQ(errno, EAGAIN);
             }
-            if (closing) OK(shutdown(c, SHUT_WR));
+            if (closed) OK(close(c));
+            else if (closing) OK(shutdown(c, SHUT_WR));
             for (int i = 0; i < 400 && running(); i++) nap_us(4000);  // longer than a checkpoint is tried again
             while (seen < sent) {
                 unsigned char *got = (unsigned char *)b;
@@ -280,9 +283,24 @@ int main(int argc, char **argv) {
             if (!closing) continue;
             EQ(read(s, b, 1), 0);
             close(s);
-            close(c);
+            if (!closed) close(c);
             c = -1;
         }
+    } else if (!strcmp(kind, "stuck") || !strcmp(kind, "left")) {
+        // More than the largest buffer takes, from a sender that sends no more, or is gone.
+        int c = dial(&ad, al), s = (int)OK(accept(ls, NULL, NULL)), large = 100 << 20, all = INT_MAX, one = 1;
+        OK(fcntl(c, F_SETFL, O_NONBLOCK));
+        OK(setsockopt(c, SOL_SOCKET, SO_SNDBUF, &large, sizeof large));
+        OK(setsockopt(s, SOL_SOCKET, SO_RCVLOWAT, &all, sizeof all));
+        OK(setsockopt(s, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one));
+        uint64_t sent = 0, seen = 0;
+        // Until nothing has gone for a while.
+        for (int idle = 0; idle < 20; nap_us(10000), idle++)
+            for (ssize_t n; (n = write(c, b, sizeof b)) > 0; sent += (uint64_t)n) idle = 0;
+        OK(kind[0] == 'l' ? close(c) : shutdown(c, SHUT_WR));
+        while (running()) nap_us(3000);
+        for (ssize_t n; (n = OK(read(s, b, sizeof b))) > 0;) seen += (uint64_t)n;
+        EQ(seen, sent);
     } else if (!strcmp(kind, "interrupted")) {
         int full = listener(&ad, &al, 0);  // one connection fills it; the next attempt waits
         while (running()) {

@@ -184,7 +184,7 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
                     Some(known) => known,
                 };
                 let orphan = orphans.insert(known).other_end(t, peer);
-                alone(&sockets, t, peer, orphan).map_err(named)?
+                alone(s, &sockets, (t, peer), orphan).map_err(named)?
             }
         };
         if role == Role::Reset {
@@ -360,7 +360,7 @@ fn accepts(l: &Seen, at: &Addr) -> bool {
 }
 
 /// What a connected socket is whose other end no process of the job has.
-fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Result<Role, Fault> {
+fn alone(s: &mut Session<'_>, all: &[Seen], (t, peer): (&Seen, &Addr), orphan: Option<&InetSocket>) -> Result<Role, Fault> {
     if t.is_closed_by_peer() {
         return Ok(Role::PeerClosed);
     }
@@ -368,10 +368,9 @@ fn alone(all: &[Seen], t: &Seen, peer: &Addr, orphan: Option<&InetSocket>) -> Re
         return Ok(Role::Reset);
     };
     if matches!(orphan.state, FIN_WAIT1 | CLOSING | LAST_ACK) {
-        return not_now(format!(
-            "the other end has been closed with {} bytes still on their way",
-            orphan.write_queue
-        ));
+        drain::let_in(s.take(t.id)?.raw(), orphan.write_queue as usize)?;
+        // What has been seen of the socket holds no more.
+        return not_now("the other end has been closed, and the rest of what it sent has just arrived");
     }
     let candidates = || all.iter().filter(|l| accepts(l, peer));
     // The kernel prefers the one of just that address.

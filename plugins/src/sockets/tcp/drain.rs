@@ -26,6 +26,8 @@ const NO_QUEUE: i32 = 0;
 const SEND_QUEUE: i32 = 2;
 /// Largest segment in a send queue.
 const SEGMENT_MAX: usize = 1 << 20;
+/// Numbers of SO_MEMINFO: memory held and allowed at the receiving side, and more.
+const MEMINFO: usize = 9;
 /// How long nothing may arrive before a receiver that has got more room counts as full again.
 const STALL: Duration = Duration::from_millis(20);
 /// Longest wait for one step of the exchange, milliseconds.
@@ -166,21 +168,53 @@ fn read_send_queue(sender: RawFd, reuse: i32, into: &mut [u8]) -> io::Result<usi
 }
 
 /// Makes all arrive that a sender has left behind which sends no more, and copies it. (It could not be sent again.)
-fn arrive(d: Direction, left: usize) -> Result<Vec<u8>, Fault> {
+fn arrive(d: Direction, mut left: usize) -> Result<Vec<u8>, Fault> {
     let receiver = d.receiver.raw;
     let _larger = larger(receiver);
     open_window(receiver);
     // The end of the data is the last to come.
-    if !wait(receiver, libc::POLLRDHUP).at("poll")? {
-        return not_now(format!(
-            "{left} bytes wait for a reader on a connection that is being closed, and its buffer cannot be made large enough for them without privilege"
-        ));
+    while !wait(receiver, libc::POLLRDHUP).at("poll")? {
+        let before = std::mem::replace(&mut left, d.left()?);
+        if left >= before {
+            return stalled(receiver, left, ", or run belay with CAP_NET_ADMIN");
+        }
+        open_window(receiver);
     }
     let left = d.left()?;
     if left > 0 {
         return not_now(format!("{left} bytes are still on their way"));
     }
     peek(receiver)
+}
+
+/// Makes all arrive that an end has left behind which nobody has any more; `left` bytes when it was looked at.
+pub(super) fn let_in(receiver: RawFd, left: usize) -> Result<(), Fault> {
+    let _larger = larger(receiver);
+    let readable = || fd::readable_bytes(receiver).at("ask how much it holds");
+    let mut there = readable()?;
+    open_window(receiver);
+    while !wait(receiver, libc::POLLRDHUP).at("poll")? {
+        let before = std::mem::replace(&mut there, readable()?);
+        if there <= before {
+            return stalled(receiver, left, "");
+        }
+        open_window(receiver);
+    }
+    Ok(())
+}
+
+/// Of what a closed end has left behind nothing arrives any more. Where the receiver, as large as it can be, is full, that
+/// lasts until the program reads.
+fn stalled<T>(receiver: RawFd, left: usize, otherwise: &str) -> Result<T, Fault> {
+    let [held, room, ..]: [u32; MEMINFO] =
+        sock::get(receiver, libc::SOL_SOCKET, libc::SO_MEMINFO).at("ask how much room it has")?;
+    // The kernel calls one full in which less than a sixteenth is free.
+    if held < room - room / 8 {
+        return not_now(format!("{left} bytes of an end that has been closed are still on their way"));
+    }
+    refuse(format!(
+        "{left} bytes that were sent before the other end was closed find no room here until the program reads, not even in the largest buffer of the system: let it read them, or raise net.ipv4.tcp_rmem{otherwise}"
+    ))
 }
 
 /// What is under way, where it arrives once the receiver has as much room as the system allows.
