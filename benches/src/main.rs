@@ -4,6 +4,7 @@
 //! and largest of the runs; a claim is a ratio of two medians of one run, never one absolute time. The program is its
 //! own workload: `belay-bench worker ...`.
 
+mod access;
 mod application;
 mod buckets;
 mod busy;
@@ -58,7 +59,7 @@ impl Plan {
 
 type Bench = fn(&Plan) -> Result<(), String>;
 
-const BENCHES: [(&str, Bench); 19] = [
+const BENCHES: [(&str, Bench); 20] = [
     ("launch", overhead::launch),
     ("overhead", overhead::loops),
     ("pingpong", overhead::pingpong),
@@ -78,6 +79,7 @@ const BENCHES: [(&str, Bench); 19] = [
     ("encode", encode::encode),
     ("sealing", sealing::sealing),
     ("verbs", verbs::verbs),
+    ("access", access::access),
 ];
 
 fn plan(args: &[String]) -> Result<(Plan, Vec<String>), String> {

@@ -4,6 +4,7 @@ use crate::Plan;
 use belay_kernel::pages::Pages;
 use belay_kernel::room::Gauges;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
@@ -174,17 +175,27 @@ impl Job {
         Self::launch_by(c, p, &[], args)
     }
 
-    fn launch_by(mut c: Command, p: &Plan, options: &[&str], args: &[&str]) -> Result<Self, String> {
+    /// `belay launch` of another program, which answers to lines as the worker does.
+    pub(crate) fn launch_program(p: &Plan, options: &[&str], program: &Path) -> Result<Self, String> {
+        let mut c = Self::launching(Command::new(&p.belay), p, options);
+        c.arg(program);
+        Self::start(c)
+    }
+
+    fn launch_by(c: Command, p: &Plan, options: &[&str], args: &[&str]) -> Result<Self, String> {
+        let mut c = Self::launching(c, p, options);
+        c.arg(&p.me).arg("worker").args(args);
+        Self::start(c)
+    }
+
+    fn launching(mut c: Command, p: &Plan, options: &[&str]) -> Command {
         c.arg("launch")
             .arg("--ckpt-dir")
             .arg(p.dir.join("job"))
             .args(["--keep", "1"])
             .args(options)
-            .arg("--")
-            .arg(&p.me)
-            .arg("worker")
-            .args(args);
-        Self::start(c)
+            .arg("--");
+        c
     }
 
     /// `belay restart`.

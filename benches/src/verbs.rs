@@ -52,7 +52,8 @@ pub(crate) fn verbs(p: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-fn compile(to: &Path, source: &str, options: &[&str], with: Option<&Path>) -> Result<(), String> {
+/// Has a program or a library made of `source`.
+pub(crate) fn compile(to: &Path, source: &str, options: &[&str], with: Option<&Path>) -> Result<(), String> {
     let from = to.with_extension("c");
     std::fs::write(&from, source).map_err(|e| format!("write {}: {e}", from.display()))?;
     let mut c = Command::new("cc");
