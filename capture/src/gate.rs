@@ -7,8 +7,9 @@
 use crate::state::draft::Draft;
 use crate::stop::listing::Listing;
 use crate::CaptureError;
-use belay_plugins::gate::{Apart, Gates, Left, Parties, Unready};
+use belay_plugins::gate::{Apart, Gates, Parties, Unready};
 use belay_plugins::Group;
+use belay_plugins::LeftGpus;
 use std::time::{Duration, Instant};
 
 /// Gates that are shut, on all nodes. Dropped, those of this one open.
@@ -53,7 +54,7 @@ pub(crate) fn libraries(shut: Option<&Shut>, pid: i32) -> Vec<String> {
 }
 
 /// The same, and the GPUs that it has left.
-pub(crate) fn partakers(shut: Option<&Shut>, pid: i32) -> (Vec<String>, Option<Left>) {
+pub(crate) fn partakers(shut: Option<&Shut>, pid: i32) -> (Vec<String>, Option<LeftGpus>) {
     (libraries(shut, pid), shut.and_then(|s| s.gates.left(pid)))
 }
 

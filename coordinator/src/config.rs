@@ -52,11 +52,11 @@
 //! An error names file, line and key, and what is allowed. What a launch has read is kept in `job.json`, so that a
 //! restart finds the tiers again.
 
+mod encryption;
+mod levels;
 mod limits;
 mod values;
 
-use crate::keys::Encryption;
-use crate::levels::Levels;
 use crate::nodes::addresses;
 use crate::redundancy::settings::Redundancy;
 use crate::sys;
@@ -67,6 +67,8 @@ use belay_storage::flush::compress::Compression;
 use belay_storage::place::rule::Policy;
 use belay_storage::tier::{OBJECT_SCHEMES, OBJECT_URLS};
 use belay_wire::Exit;
+pub use encryption::Encryption;
+pub use levels::{Levels, Pace};
 use limits::RawCheckpoints;
 pub use limits::{Limits, Use};
 use serde::{Deserialize, Serialize};

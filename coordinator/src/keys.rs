@@ -5,16 +5,15 @@
 //! key_command   run once, before there is a program: what the agent starts would be a part of the job
 //! ```
 
-use crate::config::Config;
+use crate::config::{Config, Encryption};
 use crate::sys::{self, Disposition};
 use crate::{failure, Failure};
 use belay_kernel::trust::{self, Untrusted};
 use belay_storage::seal::Keys;
 use belay_wire::Exit;
-use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,49 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often is looked whether one that has answered has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// `[encryption]`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Encryption {
-    /// A file of keys.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key_file: Option<PathBuf>,
-    /// A command that prints them, and its arguments.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key_command: Option<Vec<String>>,
-}
-
 /// What a command said, which is not run twice.
 type Said = (Vec<String>, Result<Arc<Keys>, Failure>);
 static SAID: Mutex<Option<Said>> = Mutex::new(None);
 
 impl Encryption {
-    /// By the keys in the file at `path`.
-    pub fn by_file(path: &Path) -> Result<Self, Failure> {
-        let path = std::path::absolute(path).map_err(|e| Failure::io(format!("find {}", path.display()), &e))?;
-        Ok(Self {
-            key_file: Some(path),
-            key_command: None,
-        })
-    }
-
-    /// Whether what is written to durable tiers is sealed.
-    pub fn is_on(&self) -> bool {
-        *self != Self::default()
-    }
-
-    /// What cannot be.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        match (&self.key_file, &self.key_command) {
-            (Some(_), Some(_)) => Err("key_file and key_command: one of them".into()),
-            (Some(path), None) if !path.is_absolute() => Err("key_file: an absolute path is needed".into()),
-            (None, Some(words)) if words.first().is_none_or(String::is_empty) => {
-                Err("key_command: a command and its arguments are needed".into())
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The keys, where anything is sealed.
     pub(crate) fn keys(&self) -> Result<Option<Arc<Keys>>, Failure> {
         if let Some(path) = &self.key_file {
@@ -204,6 +165,7 @@ fn attend(child: &mut Child, text: &mut Vec<u8>, patience: Duration) -> io::Resu
 mod tests {
     use super::*;
     use std::os::unix::fs::{symlink, PermissionsExt};
+    use std::path::PathBuf;
 
     fn scratch(test: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("belay-keys-{test}-{}", std::process::id()));

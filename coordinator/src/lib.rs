@@ -27,7 +27,7 @@ pub mod interval;
 pub mod jobdir;
 pub mod keys;
 pub mod launch;
-pub mod levels;
+mod levels;
 mod lock;
 mod metrics;
 pub mod nodes;

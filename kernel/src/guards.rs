@@ -1,7 +1,7 @@
 //! Guard regions (`madvise(MADV_GUARD_INSTALL)`, Linux 6.13): pages in the middle of a mapping that nobody may touch.
 //! They take no mapping of their own, so only the page table knows of them.
 
-use crate::pagemap;
+use crate::pagemap::scan::scan_tells_guard;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
@@ -36,7 +36,7 @@ fn probe() -> std::io::Result<Guards> {
     }
     // SAFETY: our own mapping, which nobody touches.
     let installed = unsafe { libc::madvise(page, PAGE, INSTALL) } == 0;
-    let told = installed && pagemap::scan_tells_guard(page as u64);
+    let told = installed && scan_tells_guard(page as u64);
     // SAFETY: our own mapping, not used any more.
     unsafe { libc::munmap(page, PAGE) };
     Ok(match installed {

@@ -4,7 +4,7 @@
 //! be killed, and nobody else may write to it: so each shared page has a private one before it for its links, and the
 //! list is made before any word is held.
 
-use crate::place::maps_no_more;
+use crate::shared::maps_no_more;
 use belay_abi::control::{Control, WAITERS};
 use belay_abi::PAGE;
 use std::io;
@@ -113,7 +113,7 @@ struct Head {
     pending: *mut Link,
 }
 
-// SAFETY: the links are places in pages that whoever has the head keeps; nobody follows them but the kernel.
+// SAFETY: the links are places in pages that the owner of the head keeps; nobody follows them but the kernel.
 unsafe impl Send for Head {}
 // SAFETY: as above.
 unsafe impl Sync for Head {}

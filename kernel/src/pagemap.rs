@@ -1,7 +1,13 @@
 //! Which pages of a process hold data of its own: `PAGEMAP_SCAN`, or `/proc/PID/pagemap` where the kernel is older than 6.7.
 
+pub(crate) mod scan;
+
 use crate::guards::{self, Guards};
 use crate::vm::Memory;
+use scan::{
+    scan_arg, Region, ScanArg, PAGEMAP_SCAN, PAGE_IS_FILE, PAGE_IS_GUARD, PAGE_IS_PFNZERO, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN,
+    PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING,
+};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,15 +18,6 @@ const PAGE: u64 = 4096;
 const SOME_PAGES: u64 = 512;
 /// Entries of the page table read at once, where there is no scan.
 const ENTRIES: u64 = 8192;
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
-const PM_SCAN_WP_MATCHING: u64 = 1;
-const PM_SCAN_CHECK_WPASYNC: u64 = 2;
-const PAGE_IS_WRITTEN: u64 = 1 << 1;
-const PAGE_IS_FILE: u64 = 1 << 2;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-const PAGE_IS_SWAPPED: u64 = 1 << 4;
-const PAGE_IS_PFNZERO: u64 = 1 << 5;
-const PAGE_IS_GUARD: u64 = 1 << 8;
 /// Bits of an entry of `/proc/PID/pagemap`.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
@@ -29,31 +26,6 @@ const UFFD_WP: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 55;
 /// Where a page lies in the memory of the machine. Only root is told; for others it is 0.
 const FRAME: u64 = (1 << 55) - 1;
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
 
 /// The page table of a process.
 #[derive(Debug)]
@@ -390,35 +362,6 @@ fn is_data(entry: u64) -> bool {
 /// Where the page of an entry of anonymous memory lies, as far as that is told.
 fn frame(entry: u64) -> Option<u64> {
     (entry & PRESENT != 0 && entry & FILE == 0 && entry & FRAME != 0).then_some(entry & FRAME)
-}
-
-/// Whether a scan by this kernel tells that the page at `at` of this process is a guard. Linux 6.15 has a bit for it in
-/// `/proc/PID/pagemap`, but refuses (EINVAL) a scan that asks.
-pub(crate) fn scan_tells_guard(at: u64) -> bool {
-    let Ok(file) = File::open("/proc/self/pagemap") else {
-        return false;
-    };
-    let mut regions = [Region::default()];
-    let mut arg = scan_arg(at, at + PAGE, &mut regions);
-    arg.return_mask = PAGE_IS_GUARD;
-    // SAFETY: `arg` and the array it points to live across the call and have the sizes it states.
-    let found = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
-    found == 1 && regions[0].categories & PAGE_IS_GUARD != 0
-}
-
-/// A scan of `start..end` for anonymous data, with room for the regions found.
-fn scan_arg(start: u64, end: u64, regions: &mut [Region]) -> ScanArg {
-    ScanArg {
-        size: size_of::<ScanArg>() as u64,
-        start,
-        end,
-        vec: regions.as_mut_ptr() as u64,
-        vec_len: regions.len() as u64,
-        category_inverted: PAGE_IS_FILE | PAGE_IS_PFNZERO,
-        category_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO,
-        category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        ..ScanArg::default()
-    }
 }
 
 /// Appends a range. The kernel may report ranges again: where its own buffer (512 ranges) was full on the way,

@@ -2,7 +2,7 @@
 //! another program's.
 
 use crate::check;
-use crate::shared::Memory;
+use crate::shared::{maps_no_more, Memory};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -26,16 +26,6 @@ pub fn map(at: Option<u64>, bytes: u64, prot: i32, flags: i32, file: Option<Borr
         return Err(io::Error::last_os_error());
     }
     Ok(at as u64)
-}
-
-/// An error where a mapping of `bytes` of `file` would be longer than that: one of huge pages has whole ones only.
-pub(crate) fn maps_no_more(file: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
-    let of = rustix::fs::fstatfs(file)?;
-    let page = of.f_bsize.cast_unsigned();
-    match of.f_type == libc::HUGETLBFS_MAGIC && !bytes.is_multiple_of(page) {
-        true => Err(io::Error::other(format!("its pages have {page} bytes"))),
-        false => Ok(()),
-    }
 }
 
 /// Private memory of this process by its address, which stays when the value goes, and in which no reference leads.

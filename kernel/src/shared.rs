@@ -1,6 +1,5 @@
 //! Memory shared with another process, which may write to it at any time.
 
-use crate::place::maps_no_more;
 use belay_abi::words::{self, Words};
 use belay_abi::{access, index, restore};
 use std::io;
@@ -170,6 +169,16 @@ impl Memory {
         let from = self.part(at, bytes);
         // SAFETY: `out` has one byte for each page.
         crate::check(unsafe { libc::mincore(from.cast(), bytes, out.as_mut_ptr()) }.into()).map(drop)
+    }
+}
+
+/// An error where a mapping of `bytes` of `file` would be longer than that: one of huge pages has whole ones only.
+pub(crate) fn maps_no_more(file: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
+    let of = rustix::fs::fstatfs(file)?;
+    let page = of.f_bsize.cast_unsigned();
+    match of.f_type == libc::HUGETLBFS_MAGIC && !bytes.is_multiple_of(page) {
+        true => Err(io::Error::other(format!("its pages have {page} bytes"))),
+        false => Ok(()),
     }
 }
 

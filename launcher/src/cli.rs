@@ -3,10 +3,9 @@
 mod inner;
 mod values;
 
-use belay_coordinator::config::{SavedFiles, Size};
+use belay_coordinator::config::{Pace, SavedFiles, Size};
 use belay_coordinator::exporter::Place;
 use belay_coordinator::interval::{parse_duration, Interval};
-use belay_coordinator::levels::Pace;
 use belay_coordinator::redundancy::Redundancy;
 use belay_storage::place::rule::Policy;
 use clap::builder::Resettable;

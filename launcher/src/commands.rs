@@ -298,7 +298,7 @@ fn generations_text(generations: &[GenerationStatus], screen: Option<Screen>) ->
                 known(format::bytes(g.bytes)),
                 known(format::bytes(g.new_bytes)),
                 known(format::millis(g.blocked_ms)),
-                state_text(g),
+                format::generation_state(g),
                 where_text(g),
                 hosts_text(&g.hosts),
             ]
@@ -358,16 +358,6 @@ fn hosts_text(hosts: &[HostShare]) -> String {
     }
     let one = |(host, n): (&&str, &Option<u32>)| format!("{host} {}", n.map_or("?".into(), |n| n.to_string()));
     by_host.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
-/// Whether a generation can be used, and why not.
-pub(crate) fn state_text(g: &GenerationStatus) -> String {
-    let locked = g.tiers.iter().find_map(|t| t.locked.as_ref());
-    match (&g.damage, locked) {
-        (Some(damage), _) => format!("damaged: {damage}"),
-        (None, Some(why)) if !g.whole => format!("locked: {why}"),
-        _ => "whole".into(),
-    }
 }
 
 /// `job 1.2 GiB, scratch (durable)`.

@@ -1,7 +1,7 @@
 //! Numbers, times and tables as people read them.
 
 use belay_coordinator::plain;
-use belay_wire::JobState;
+use belay_wire::{GenerationStatus, JobState};
 use std::io::IsTerminal;
 use tabled::builder::Builder;
 use tabled::settings::object::Columns;
@@ -41,6 +41,16 @@ pub(crate) fn state(state: JobState) -> &'static str {
         JobState::Stopped => "stopped after a checkpoint",
         JobState::Finished => "not running",
         JobState::Killed => "not running, was killed",
+    }
+}
+
+/// Whether a generation can be used, and why not.
+pub(crate) fn generation_state(g: &GenerationStatus) -> String {
+    let locked = g.tiers.iter().find_map(|t| t.locked.as_ref());
+    match (&g.damage, locked) {
+        (Some(damage), _) => format!("damaged: {damage}"),
+        (None, Some(why)) if !g.whole => format!("locked: {why}"),
+        _ => "whole".into(),
     }
 }
 

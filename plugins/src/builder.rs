@@ -2,7 +2,7 @@
 
 use crate::content::PageSource;
 use crate::fault::Fault;
-use crate::files::directories::Scaffold;
+use crate::files::scaffold::Scaffold;
 use crate::files::sight::{Copies, Sights};
 use crate::group::Group;
 use crate::keep::{Fork, HoldId, Lent, Store};

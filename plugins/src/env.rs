@@ -1,6 +1,7 @@
 //! What the capture is given: the stopped processes, and where things go.
 
 use crate::content::PageSink;
+use crate::gate::gpu::Devices;
 use crate::group::Group;
 use crate::inside::Inside;
 use crate::sockets::names::Names;
@@ -30,6 +31,15 @@ pub struct SharedMapping {
     pub sysv_shmid: Option<i32>,
 }
 
+/// The GPUs that a process has left.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LeftGpus {
+    /// Those of the host.
+    pub devices: Devices,
+    /// The driver's thread in the process.
+    pub thread: Option<i32>,
+}
+
 /// One stopped process, as the plugins see it.
 #[derive(Debug)]
 pub struct ProcessView {
@@ -54,7 +64,7 @@ pub struct ProcessView {
     /// Libraries in it that take part in this checkpoint, and are at rest.
     pub libraries: Vec<String>,
     /// The GPUs that it has left for the checkpoint.
-    pub left_gpus: Option<crate::gate::Left>,
+    pub left_gpus: Option<LeftGpus>,
 }
 
 /// What capture may use.

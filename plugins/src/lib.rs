@@ -68,7 +68,7 @@ pub mod testing;
 mod timerfd;
 
 pub use content::{PageSink, PageSource};
-pub use env::{CaptureEnv, ProcessView, SharedMapping};
+pub use env::{CaptureEnv, LeftGpus, ProcessView, SharedMapping};
 pub use fault::Refusal;
 pub use files::path::tasks_of;
 pub use files::sight::{Copies, Key, Sights, Stored};

@@ -173,6 +173,14 @@ pub(crate) struct Table {
     pub(crate) slots: Vec<Slot>,
 }
 
+/// Largest number of a descriptor: the kernel's limit of limits (`fs.nr_open`).
+const MOST_NUMBER: i32 = 0x7fff_ffc0;
+
+/// Whether a descriptor can have this number.
+pub(crate) fn is_number(fd: RawFd) -> bool {
+    (0..MOST_NUMBER).contains(&fd)
+}
+
 /// One entry of a descriptor table.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Slot {

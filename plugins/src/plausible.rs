@@ -1,17 +1,8 @@
 //! Whether what is told of descriptors can be so: what the rebuild takes for granted, checked before anything is made. Pure.
 
 use crate::kinds::KINDS;
-use crate::model::Descriptors;
+use crate::model::{is_number, Descriptors};
 use std::collections::HashMap;
-use std::os::fd::RawFd;
-
-/// Largest number of a descriptor: the kernel's limit of limits (`fs.nr_open`).
-const MOST: i32 = 0x7fff_ffc0;
-
-/// Whether a descriptor can have this number.
-pub(crate) fn is_number(fd: RawFd) -> bool {
-    (0..MOST).contains(&fd)
-}
 
 impl Descriptors {
     /// What is wrong with them, where the threads of the job are `threads`, by process.

@@ -2,7 +2,8 @@
 
 use crate::clock::Clock;
 use crate::device::{Device, Host};
-use crate::files::{CopyError, Files, Key, Lack};
+use crate::files::{CopyError, Files, Lack};
+use crate::key::Key;
 use crate::numbers::Numbers;
 use crate::options::{Layout, Options};
 use crate::shape::Shape;

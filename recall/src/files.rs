@@ -14,6 +14,7 @@
 
 use crate::dir::Dir;
 use crate::keep::Keep;
+use crate::key::Key;
 use crate::lock::Lock;
 use crate::record::{Record, BLOCK, FIXED};
 use crate::shape::Shape;
@@ -52,42 +53,6 @@ impl CopyError {
 impl From<io::Error> for CopyError {
     fn from(e: io::Error) -> Self {
         CopyError::Io(e)
-    }
-}
-
-/// Which file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) version: u64,
-    pub(crate) serial: u64,
-}
-
-impl Key {
-    pub(crate) fn name(self) -> String {
-        format!("{:016x}-{:x}.version", self.version, self.serial)
-    }
-
-    /// What says that it is no version any more.
-    pub(crate) fn gone(self) -> String {
-        format!("{:016x}-{:x}.gone", self.version, self.serial)
-    }
-
-    fn draft(self) -> String {
-        format!("{:016x}-{:x}.new", self.version, self.serial)
-    }
-
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        let (version, serial) = name.strip_suffix(".version")?.split_once('-')?;
-        let number = |s: &str| u64::from_str_radix(s, 16).ok();
-        let key = Key {
-            version: number(version)?,
-            serial: number(serial)?,
-        };
-        (key.name() == name).then_some(key)
-    }
-
-    pub(crate) fn parse_gone(name: &str) -> Option<Self> {
-        Self::parse(&format!("{}.version", name.strip_suffix(".gone")?))
     }
 }
 

@@ -10,7 +10,7 @@
 //! is not. Both can be needed by later checkpoints, from which the job may be restarted too.
 
 use crate::dir::Dir;
-use crate::files::Key;
+use crate::key::Key;
 use crate::Life;
 use belay_abi::histories::{NOTES, TEMPORARY};
 use rustix::fs::{MemfdFlags, OFlags};

@@ -32,6 +32,7 @@ mod dir;
 mod error;
 mod files;
 mod keep;
+mod key;
 mod lane;
 mod lock;
 mod numbers;

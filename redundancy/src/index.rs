@@ -13,6 +13,7 @@
 //! a temporary name and never changed once it has its own.
 
 use crate::layout::{blocks, Layout};
+use crate::part::Part;
 use crate::stream::{self, Geometry, Order};
 use crate::{checksum, RedundancyError, ALIGN};
 use serde::{Deserialize, Serialize};
@@ -27,30 +28,6 @@ pub const FOOTER: usize = 28;
 pub const MAX_INDEX: u64 = 1 << 30;
 /// A segment that is longer (1 PiB) is refused.
 const MAX_SEGMENT: u64 = 1 << 50;
-
-/// In which directory a file belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Place {
-    /// The generation's.
-    Generation,
-    /// That of the chunks.
-    Chunks,
-}
-
-/// A file of a member's stream.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    /// Its directory.
-    pub place: Place,
-    /// Its name there.
-    pub name: String,
-    /// Its length.
-    pub bytes: u64,
-    /// Where it lies in the stream.
-    #[serde(default)]
-    pub at: u64,
-}
 
 /// A member of the group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -240,6 +217,7 @@ pub fn check_parts(parts: &[Part]) -> Result<(), RedundancyError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::part::Place;
     use crate::Scheme;
 
     fn sample() -> Index {

@@ -19,10 +19,12 @@ pub mod code;
 pub mod groups;
 pub mod index;
 pub mod layout;
+pub mod part;
 pub mod stream;
 
-pub use index::{Index, Member, Part};
+pub use index::{Index, Member};
 pub use layout::{Layout, Scheme};
+pub use part::{Part, Place};
 pub use stream::{Geometry, Order, Piece};
 
 /// Bytes of a block; the last one of a segment may be shorter.

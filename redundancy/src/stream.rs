@@ -2,8 +2,8 @@
 //! it lay then; and where the bytes of a stream lie in its segments, so that a stream can grow behind its end without
 //! a change in front of it.
 
-use crate::index::{Part, Place};
 use crate::layout::{block_range, blocks};
+use crate::part::{Part, Place};
 use crate::BLOCK;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

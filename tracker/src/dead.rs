@@ -2,7 +2,7 @@
 
 use crate::writer::Writer;
 use crate::{page, say, Handle, Part, INSIDE, LAST};
-use belay_abi::access::{self, Dead, MOST_DEAD};
+use belay_abi::access::{Dead, MOST_DEAD};
 use belay_abi::control::Span;
 use belay_abi::words::Shared;
 use belay_abi::PAGE;
@@ -157,29 +157,6 @@ fn tell(page: Handle, at: u64, to: &mut impl Write) -> io::Result<()> {
 /// A name without what fills it up.
 fn ends_at_zero(name: &[u8; 32]) -> &[u8] {
     name.split(|b| *b == 0).next().unwrap_or_default()
-}
-
-/// Ends the program: what it records, with this header, is not what it recorded before the restart, and what it
-/// overwrote on that way is missing.
-#[cold]
-pub(crate) fn refuse(page: Handle, header: u64) -> ! {
-    let name = |name: &[u8; 32]| String::from_utf8_lossy(ends_at_zero(name)).into_owned();
-    let what = match access::of_header(header) {
-        (access::ENTER, site, _) => {
-            format!(
-                "loop {}",
-                page.site_name(site).map_or_else(|| "without a name".into(), |s| name(&s))
-            )
-        }
-        _ => "a declaration".into(),
-    };
-    let why = format!(
-        "{what}, with what it uses, is not what came here before the restart: the program has taken another way, \
-         and the checkpoint has left out what it overwrote on that one; restart it from a generation that holds \
-         everything (belay list)"
-    );
-    say(&mut io::stderr(), &why);
-    std::process::abort()
 }
 
 fn read(writer: &Writer, at: usize) -> Dead {

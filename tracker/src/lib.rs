@@ -252,7 +252,7 @@ pub fn abandon(site: u32) {
     if let (Some(begin), Ok(writer)) = (open.checked_sub(1), Writer::begin(page)) {
         if begin < page.whole_at().load(Ordering::Relaxed) {
             // Before the restart it came to its end, or was taken to do so.
-            dead::refuse(page, access::header(access::ENTER, site, 0));
+            writer::refuse(page, access::header(access::ENTER, site, 0));
         }
         writer.reset();
     }

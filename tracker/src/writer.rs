@@ -1,6 +1,6 @@
 //! Who writes to the page: one thread at a time.
 
-use crate::{dead, DeclareError, Handle};
+use crate::{say, DeclareError, Handle};
 use belay_abi::access::{self, Dataset, Share, Site, MARK_WORDS, MOST, MOST_WORDS};
 use belay_kernel::cpu::{thread_block, ticks};
 use std::sync::atomic::{fence, Ordering};
@@ -192,7 +192,7 @@ impl Record<'_> {
         let (page, begin, end) = (self.writer.page, self.begin, self.at);
         self.put(begin, header);
         if self.is_other {
-            dead::refuse(page, header);
+            refuse(page, header);
         }
         page.ring(begin + 1).store(ticks(), Ordering::Relaxed);
         page.head().store(end, Ordering::Release);
@@ -200,6 +200,29 @@ impl Record<'_> {
             page.mark(end / MARK_WORDS).store(end, Ordering::Relaxed);
         }
     }
+}
+
+/// Ends the program: what it records, with this header, is not what it recorded before the restart, and what it
+/// overwrote on that way is missing.
+#[cold]
+pub(crate) fn refuse(page: Handle, header: u64) -> ! {
+    let name = |name: &[u8; 32]| String::from_utf8_lossy(name.split(|b| *b == 0).next().unwrap_or_default()).into_owned();
+    let what = match access::of_header(header) {
+        (access::ENTER, site, _) => {
+            format!(
+                "loop {}",
+                page.site_name(site).map_or_else(|| "without a name".into(), |s| name(&s))
+            )
+        }
+        _ => "a declaration".into(),
+    };
+    let why = format!(
+        "{what}, with what it uses, is not what came here before the restart: the program has taken another way, \
+         and the checkpoint has left out what it overwrote on that one; restart it from a generation that holds \
+         everything (belay list)"
+    );
+    say(&mut std::io::stderr(), &why);
+    std::process::abort()
 }
 
 impl Drop for Writer {

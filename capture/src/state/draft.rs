@@ -9,7 +9,7 @@ use belay_image::model::{self, ObjectId};
 use belay_kernel::pagemap::Pagemap;
 use belay_kernel::pidfd;
 use belay_kernel::proc::{self, Map, Stat, Status};
-use belay_plugins::gate::Left;
+use belay_plugins::LeftGpus;
 use belay_plugins::ProcessView;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ impl Draft {
         &self,
         (apart, standing): (Vec<i32>, Vec<PathBuf>),
         own: bool,
-        (libraries, left_gpus): (Vec<String>, Option<Left>),
+        (libraries, left_gpus): (Vec<String>, Option<LeftGpus>),
     ) -> Result<ProcessView, CaptureError> {
         let pidfd = pidfd::open_by(self.pid, self.task);
         let pidfd = pidfd.map_err(|e| CaptureError::system(format!("open thread {} of process {}", self.task, self.pid), e))?;

@@ -11,7 +11,8 @@
 
 use super::Agent;
 use crate::clients::ClientId;
-use crate::levels::{Pace, Turn};
+use crate::config::Pace;
+use crate::levels::Turn;
 use crate::nodes::meeting::{failed, Meeting};
 use crate::nodes::remote::Life;
 use crate::nodes::seat::name_here;

@@ -10,12 +10,14 @@
 use super::encoding::SHARES_NOTHING;
 use super::Agent;
 use crate::clients::ClientId;
+use crate::config::Pace;
 use crate::generations::Generation;
-use crate::levels::{Pace, Turn};
+use crate::levels::Turn;
 use crate::nodes::meeting::Meeting;
 use crate::nodes::{Nodes, Order};
 use crate::sys::{self, Timer, Wake};
-use crate::tiers::hosts::{Members, Share};
+use crate::tiers::hosts::Share;
+use crate::tiers::members::Members;
 use crate::tiers::{self, Durable, To};
 use crate::{generations, Failure};
 use belay_image::files;

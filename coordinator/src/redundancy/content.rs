@@ -1,13 +1,14 @@
 //! What a host has of a generation: the manifest, the files it lists, the chunks it lists, which lie in one stream of
 //! bytes.
 
+use super::parity::parity_file;
 use crate::{generations, verify, Failure};
 use belay_image::files;
 use belay_image::manifest::{ChunkEntry, Manifest, MANIFEST_FILE};
 use belay_image::{is_bad_sector, ImageError};
-use belay_redundancy::index::{Place, FOOTER};
+use belay_redundancy::index::FOOTER;
 use belay_redundancy::stream::{self, Geometry, Order};
-use belay_redundancy::{checksum, Index, Part, Piece};
+use belay_redundancy::{checksum, Index, Part, Piece, Place};
 use belay_storage::chunk::file_bytes;
 use belay_storage::store::Store;
 use belay_storage::PAGE;
@@ -18,14 +19,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
-
-/// Directory of the parity blocks beside `gen` and `chunks`.
-pub(crate) const PARITY: &str = "parity";
-
-/// The file with what `dir` holds of the group of generation `number`.
-pub(crate) fn parity_file(dir: &Path, number: u64) -> PathBuf {
-    dir.join(PARITY).join(format!("{}.bpar", generations::name(number)))
-}
 
 /// The files of generation `number` in `dir`, without their places in a stream.
 pub(crate) fn parts(dir: &Path, number: u64) -> Result<Vec<Part>, Failure> {

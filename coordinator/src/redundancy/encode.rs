@@ -1,14 +1,14 @@
 //! One host's share of making a generation redundant: it reads the blocks of the others in its group and writes parity.
 //! Parity of blocks that are the same in a generation before is taken over from there.
 
-use super::content::{self, parity_file, Unfit, PARITY};
+use super::content::{self, Unfit};
+use super::parity::{parity_file, PARITY};
 use super::serve::{self, Ask, Peer};
 use crate::{generations, Failure};
 use belay_image::sections::create_private;
 use belay_redundancy::code::Encoder;
-use belay_redundancy::index::Place;
 use belay_redundancy::layout::{block_range, blocks};
-use belay_redundancy::{checksum, index, stream, Geometry, Index, Layout, Member, Order, Part, RedundancyError};
+use belay_redundancy::{checksum, index, stream, Geometry, Index, Layout, Member, Order, Part, Place, RedundancyError};
 use belay_tree::JobKey;
 use belay_wire::Exit;
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@
 //! host is never taken for this one's. On a host that never had the part the links lead nowhere, until the store is
 //! laid out there.
 
-use super::content::PARITY;
+use super::parity::PARITY;
 use super::Settings;
 use crate::nodes::seat::part_dir;
 use crate::{sys, Failure};

@@ -17,6 +17,7 @@ pub(crate) mod encode;
 pub mod fuzzing;
 pub mod heal;
 pub mod local;
+mod parity;
 pub mod record;
 pub(crate) mod round;
 pub mod serve;

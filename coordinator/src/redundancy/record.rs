@@ -2,7 +2,7 @@
 //! have confirmed; and `DIR/redundant/last`, the number of the newest checkpoint that was begun, because numbers must
 //! not be used twice when the host that knew them is lost.
 
-use super::content::{parity_file, PARITY};
+use super::parity::{parity_file, PARITY};
 use crate::nodes::seat::name_here;
 use crate::nodes::table::Row;
 use crate::{generations, Failure};

@@ -1,5 +1,6 @@
 //! Reads every block of parity that lies on this host and compares it with its checksum.
 
+use super::parity::{parity_file, PARITY};
 use super::{content, record};
 use crate::jobdir::JobDir;
 use crate::Failure;
@@ -15,7 +16,7 @@ pub(crate) fn parity(dir: &Path, number: u64) -> Result<u64, Failure> {
         for block in 0..blocks(index.segment) {
             let (at, bytes) = block_range(index.segment, block);
             let at = slot as u64 * index.segment + at;
-            let path = content::parity_file(dir, number);
+            let path = parity_file(dir, number);
             let data = content::read_parity(dir, number, at, bytes);
             let data = data.map_err(|e| Failure::io(format!("read {}", path.display()), &e))?;
             if index.parity_sum(slot, block) != Some(checksum(&data)) {
@@ -32,7 +33,7 @@ pub type Verified = (u64, Result<u64, Failure>);
 
 /// Whether what the job's own part has of redundant generations lies on another host.
 pub fn is_elsewhere(dir: &JobDir) -> bool {
-    let parity = dir.path().join(content::PARITY);
+    let parity = dir.path().join(PARITY);
     parity.is_symlink() && !parity.exists()
 }
 

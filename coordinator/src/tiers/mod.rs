@@ -11,12 +11,13 @@ mod child;
 pub mod gather;
 pub mod hosts;
 pub mod local;
+pub(crate) mod members;
 pub(crate) mod notes;
 pub(crate) mod parts;
 
 pub(crate) use again::{describe_part, fetch_part};
 pub use again::{fetch, find_job, refresh};
-use hosts::Members;
+use members::Members;
 pub(crate) use parts::away;
 use parts::Source;
 

@@ -10,7 +10,7 @@
 //! hosts, or none. All of it is copied by the agent of the root, from the job directory that the hosts share: it
 //! outlives the parts. Only where the checkpoints lie on the hosts' own disks each host copies its own (`hosts`).
 
-use super::hosts::Members;
+use super::members::Members;
 use super::{Durable, Part};
 use crate::jobdir::{Access, Description, JobDir};
 use crate::nodes::seat::part_dir;

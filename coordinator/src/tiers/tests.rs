@@ -2,10 +2,10 @@
 
 use super::hosts::Share;
 use super::*;
+use crate::config::Encryption;
 use crate::config::Size;
 use crate::generations::{self, Draft, Facts};
 use crate::jobdir::Access;
-use crate::keys::Encryption;
 use crate::nodes::meeting::Meeting;
 use crate::nodes::remote::RemoteShell;
 use crate::nodes::seat::part_dir;

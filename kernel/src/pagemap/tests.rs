@@ -126,7 +126,7 @@ fn guards_are_told_from_data_in_every_way() {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let numbers: Vec<u32> = release.split(['.', '-', '+', '\n']).map_while(|n| n.parse().ok()).collect();
     let tells = (numbers[0], numbers[1]) >= (6, 16);
-    assert_eq!([at(5), at(8)].map(scan_tells_guard), [tells, false]);
+    assert_eq!([at(5), at(8)].map(scan::scan_tells_guard), [tells, false]);
     // SAFETY: our mapping, not used any more.
     unsafe { libc::munmap(p, len) };
 }

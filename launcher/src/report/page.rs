@@ -3,7 +3,6 @@
 use super::charts::{columns, life, Column, Mark};
 use super::log::{Happened, Taken, Told};
 use super::predicted;
-use crate::commands::state_text;
 use crate::format;
 use belay_coordinator::plain;
 use belay_wire::{GenerationStatus, JobState, Level, Status};
@@ -283,7 +282,7 @@ fn row(g: &GenerationStatus) -> Markup {
             td.n { (g.generation) } td { (format::time(g.time_unix_s)) } td.n { (g.ranks) } td.n { (g.threads) }
             td.n { (format::bytes(g.bytes)) } td.n { (format::bytes(g.new_bytes)) } td.n { (predicted::dirty(g.dirty.as_deref())) } td.n { (format::millis(g.blocked_ms)) }
             td { (level(g.level)) }
-            td { (plain(&state_text(g))) }
+            td { (plain(&format::generation_state(g))) }
             td { (plain(&tiers)) }
         }
     }

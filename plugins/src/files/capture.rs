@@ -1,98 +1,31 @@
 //! Capture of files: one object per inode, contents where they would otherwise be lost.
 
-use super::unasked::{self, Open};
-use super::{closed, linked, FileObject, Origin, Print, PROC};
-use crate::content::{may_be_swapped_out, Content, Window};
-use crate::env::ProcessView;
+use super::named::{is_volatile, without_deleted};
+use super::sought::{look, FileSet, Open, Sought};
+use super::{closed, linked, unasked, FileObject, Origin, Print, PROC};
+use crate::content::{may_be_swapped_out, Content};
 use crate::fault::{refuse, At, Fault, Refusal};
 use crate::locks;
-use crate::model::{DescId, Directory, FsPath, Holder};
+use crate::model::{DescId, FsPath};
 use crate::renamed::Renamed;
 use crate::session::{Found, Session};
 use crate::sys::fd;
 use crate::sys::view::{Source, View};
 use belay_image::model::ObjectId;
-use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
-use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
-const TMPFS_MAGIC: i64 = 0x0102_1994;
 const PROC_MAGIC: i64 = 0x9fa0;
 const FUSE_MAGIC: i64 = 0x6573_5546;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// `memfd_secret`: nobody but its process can read it.
 pub(crate) const SECRETMEM_MAGIC: i64 = 0x5345_434d;
 
-/// Directories whose files do not outlive the program, a reboot or a cleaner.
-const VOLATILE: [&str; 4] = ["/tmp", "/dev/shm", "/run", "/var/tmp"];
-
 /// A file that is only read is saved up to this length, bytes, where it would not outlive the job.
 const UNASKED_LIMIT: u64 = 64 << 20;
-
-/// The files found so far.
-#[derive(Debug, Default)]
-pub(crate) struct FileSet {
-    /// Objects with how they can be read.
-    pub(crate) objects: Vec<Sought>,
-    by_id: HashMap<ObjectId, usize>,
-}
-
-/// A file whose contents have not been read yet.
-#[derive(Debug)]
-pub(crate) struct Sought {
-    /// The object.
-    pub(crate) object: FileObject,
-    /// A description on it.
-    pub(crate) desc: Option<DescId>,
-    /// Where processes map it shared.
-    pub(crate) windows: Vec<Window>,
-    /// Whether one of those may be written through.
-    pub(crate) mapped_writable: bool,
-    /// What is known of a file that is open.
-    pub(super) open: Option<Open>,
-    /// A user, for messages.
-    pub(crate) holder: Holder,
-    /// The checkpoint has all of its contents.
-    pub(crate) whole: bool,
-}
-
-impl FileSet {
-    /// The object with this identity.
-    pub(crate) fn find(&self, id: ObjectId) -> Option<usize> {
-        self.by_id.get(&id).copied()
-    }
-
-    /// Those without a name that `processes` map privately, and whose contents the checkpoint has.
-    pub(crate) fn private(&self, processes: &[ProcessView]) -> BTreeSet<ObjectId> {
-        let mapped = processes.iter().flat_map(|p| &p.private);
-        let is_whole = |id: &&ObjectId| {
-            let found = self.find(**id).map(|at| &self.objects[at]);
-            found.is_some_and(|f| f.whole && f.object.origin != Origin::Named)
-        };
-        mapped.filter(is_whole).copied().collect()
-    }
-
-    /// Adds an object.
-    pub(crate) fn add(&mut self, sought: Sought) -> usize {
-        let at = self.objects.len();
-        for id in &sought.object.ids {
-            self.by_id.insert(*id, at);
-        }
-        self.objects.push(sought);
-        at
-    }
-
-    /// Makes `id` another name of object `at`.
-    pub(crate) fn alias(&mut self, id: ObjectId, at: usize) {
-        self.by_id.insert(id, at);
-        self.objects[at].object.ids.push(id);
-    }
-}
 
 /// Captures a description of a regular file: its place among the files.
 pub(super) fn capture(s: &mut Session<'_>, (id, raw): (DescId, RawFd), magic: i64) -> Result<usize, Fault> {
@@ -181,14 +114,6 @@ fn locate((found, raw): (&Found, RawFd), oid: ObjectId, magic: i64, renamed: &mu
     Ok((bare.to_owned(), Origin::Deleted { tmpfile }))
 }
 
-/// The path without the " (deleted)" that the kernel appends.
-pub(crate) fn without_deleted(path: &Path) -> &Path {
-    match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
-        Some(bare) => Path::new(OsStr::from_bytes(bare)),
-        None => path,
-    }
-}
-
 /// Reads what must be read, when all descriptions and mappings are known.
 pub(super) fn contents(s: &mut Session<'_>, out: &mut Vec<FileObject>) -> Result<(), Refusal> {
     let mut set: FileSet = s.sets.take().unwrap_or_default();
@@ -273,38 +198,6 @@ fn read(s: &mut Session<'_>, sought: &mut Sought, unasked: bool) -> Result<FileO
     Ok(object)
 }
 
-/// A descriptor that leads to the object, to look at it: nobody is told of that.
-pub(super) fn look(s: &Session<'_>, sought: &Sought) -> io::Result<OwnedFd> {
-    if let Some(id) = sought.desc {
-        let taken = s.take(id).map_err(io::Error::other)?;
-        return fd::dup_from(taken.raw(), 0);
-    }
-    let is_it = |fd: OwnedFd| -> io::Result<OwnedFd> {
-        let st = fd::fstat(fd.as_raw_fd())?;
-        let same = |id: &ObjectId| id.ino == st.st_ino && (id.dev == st.st_dev || sought.object.origin == Origin::Named);
-        if sought.object.ids.iter().any(same) {
-            Ok(fd)
-        } else {
-            Err(io::Error::from_raw_os_error(libc::ESTALE))
-        }
-    };
-    if sought.object.origin == Origin::Named {
-        return fd::open(sought.object.path.as_path(), libc::O_PATH, 0).and_then(is_it);
-    }
-    // Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the initial user namespace.
-    let w = sought.windows.first().ok_or(io::ErrorKind::NotFound)?;
-    let (start, end) = s
-        .processes
-        .iter()
-        .filter(|p| p.task == w.pid)
-        .flat_map(|p| &p.shared)
-        .find(|m| m.start == w.address)
-        .map(|m| (m.start, m.end))
-        .ok_or(io::ErrorKind::NotFound)?;
-    let mapping = format!("/proc/{}/map_files/{start:x}-{end:x}", w.pid);
-    fd::open(Path::new(&mapping), libc::O_PATH, 0).and_then(is_it)
-}
-
 /// What the first `bytes` bytes of the object, to which `file` leads, are read from: a description of the job's own
 /// where one is open for reading, else a new one.
 fn source(s: &Session<'_>, sought: &Sought, file: &OwnedFd, bytes: u64) -> io::Result<Box<dyn Source>> {
@@ -354,61 +247,9 @@ fn detached(fd: OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether the file behind the descriptor was made at or after `start`; not where the file system does not say.
-pub(super) fn made_since(raw: RawFd, start: SystemTime) -> bool {
-    std::fs::metadata(fd::self_path(raw)).is_ok_and(|file| made_by(&file, start))
-}
-
-/// The same of a file that has been looked at.
-pub(super) fn made_by(file: &Metadata, start: SystemTime) -> bool {
-    file.created().is_ok_and(|t| t >= start)
-}
-
-/// Whether the file would be lost when the job ends, or the machine restarts.
-pub(crate) fn is_volatile(path: &Path, file_system: Option<i64>) -> bool {
-    VOLATILE.iter().any(|d| path.starts_with(d)) || file_system == Some(TMPFS_MAGIC)
-}
-
 /// Whether the file is mounted over a name of the kernel's, as a restart does to keep what a host is to the job:
 /// another machine, and the next restart, have another one there.
 fn is_over_proc(path: &Path, file_system: i64) -> bool {
     // File systems in user space make up anew what is read (lxcfs).
     path.starts_with(PROC) && ![PROC_MAGIC, FUSE_MAGIC].contains(&file_system)
-}
-
-/// Whether the file `id` still has the name `path`.
-pub(crate) fn is_named(path: &Path, id: ObjectId) -> bool {
-    fd::stat(path, false).is_ok_and(|st| st.st_dev == id.dev && st.st_ino == id.ino)
-}
-
-impl Sought {
-    /// An object known only from mappings.
-    pub(crate) fn mapped(id: ObjectId, path: PathBuf, origin: Origin, holder: Holder) -> Self {
-        let stat = (origin == Origin::Named).then(|| fd::stat(&path, true).ok()).flatten();
-        let parents: Vec<Directory> = Vec::new();
-        Self {
-            object: FileObject {
-                ids: vec![id],
-                path: FsPath(path),
-                origin,
-                mode: stat.as_ref().map_or(0o600, |s| s.st_mode & 0o7777),
-                owner: stat.as_ref().map_or((0, 0), |s| (s.st_uid, s.st_gid)),
-                links: stat.as_ref().map_or(0, |s| s.st_nlink),
-                bytes: stat.as_ref().map_or(0, |s| u64::try_from(s.st_size).unwrap_or(0)),
-                mtime_ns: stat.as_ref().map_or(0, fd::mtime_ns),
-                atime_ns: stat.as_ref().map(fd::atime_ns),
-                written: false,
-                content: None,
-                print: None,
-                parents,
-                closed: false,
-            },
-            desc: None,
-            windows: Vec::new(),
-            mapped_writable: false,
-            open: None,
-            holder,
-            whole: false,
-        }
-    }
 }

@@ -4,8 +4,9 @@
 //! temporary files lie, by names of their own. A restart makes them again where they are gone, and touches none that is
 //! there.
 
-use super::capture::{made_by, FileSet, Sought};
+use super::named::made_by;
 use super::owner::me;
+use super::sought::{FileSet, Sought};
 use super::{sessions, Origin};
 use crate::model::Holder;
 use crate::session::Session;

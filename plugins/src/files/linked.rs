@@ -1,7 +1,7 @@
 //! Files whose name the kernel shows as deleted, and that have another one elsewhere (maildir: made in one directory,
 //! linked to another). What is written to such a file must reach that name, so it is looked for.
 
-use super::capture::{look, FileSet, Sought};
+use super::sought::{look, FileSet, Sought};
 use super::Origin;
 use crate::fault::{refuse, Fault, Refusal};
 use crate::seek::Seeker;

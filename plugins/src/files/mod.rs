@@ -8,11 +8,14 @@ mod capture;
 mod closed;
 pub(crate) mod directories;
 mod linked;
+mod named;
 pub(crate) mod owner;
 pub(crate) mod path;
 mod rebuild;
+pub(crate) mod scaffold;
 mod sessions;
 pub(crate) mod sight;
+mod sought;
 mod unasked;
 mod watched;
 pub(crate) mod way;
@@ -31,11 +34,14 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-pub(crate) use capture::{is_named, is_volatile, without_deleted, FileSet, Sought, SECRETMEM_MAGIC};
-pub(crate) use directories::{entered, make_parents, parents, working, Scaffold};
+pub(crate) use capture::SECRETMEM_MAGIC;
+pub(crate) use directories::{entered, make_parents, parents, working};
+pub(crate) use named::{is_named, is_volatile, without_deleted};
 pub(crate) use rebuild::{make_beside, BuiltFile};
+pub(crate) use scaffold::Scaffold;
 pub(crate) use sessions::sessions;
 pub(crate) use sight::{Key, Seen, Sight, Sights};
+pub(crate) use sought::{FileSet, Sought};
 
 /// One inode.
 #[derive(Debug, Clone, Serialize, Deserialize)]

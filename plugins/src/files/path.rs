@@ -29,8 +29,6 @@ const KERNEL_FILESYSTEMS: [i64; 7] = [
     0x7472_6163, // tracefs
     0x7363_6673, // securityfs
 ];
-/// The device that shows the kernel's log.
-pub(super) const KERNEL_LOG: u64 = libc::makedev(1, 11);
 const NSFS_MAGIC: i64 = 0x6e73_6673;
 
 /// A descriptor that is reopened by name.
@@ -143,7 +141,7 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
     let process = process_of(path);
     if process.is_some() {
         // The kernel forgets names below `net` again and again: they lead to other inodes then.
-        path = super::capture::without_deleted(path);
+        path = super::without_deleted(path);
     }
     let there = fd::stat(path, false).is_ok();
     let of_ended = process.is_some_and(|pid| !there || !s.will_have(pid));
@@ -158,13 +156,13 @@ fn capture(s: &mut Session<'_>, id: DescId) -> Result<PathState, Fault> {
     }
     let deleted = !here && process.is_none();
     if deleted {
-        if directory && super::capture::without_deleted(path) == path && fd::stat(path, false).is_ok() {
+        if directory && super::without_deleted(path) == path && fd::stat(path, false).is_ok() {
             return refuse("another directory has its name: it lies on a file system that is mounted nowhere, or that another one covers; close it before the checkpoint");
         }
         if !directory {
             return refuse("the file it names has been deleted or renamed, so it cannot be found again");
         }
-        path = super::capture::without_deleted(path);
+        path = super::without_deleted(path);
     }
     let mut directories = match process {
         None if directory => parents(&path.join("x")),
@@ -189,7 +187,7 @@ fn lost_working(s: &Session<'_>) -> Vec<Refusal> {
     let lost = |p: &ProcessView| {
         let shown = fd::readlink(Path::new(&format!("/proc/{}/cwd", p.task))).ok()?;
         let pid = process_of(&shown)?;
-        let bare = super::capture::without_deleted(&shown);
+        let bare = super::without_deleted(&shown);
         // Its number may be another process's by now. (Names below `net` are forgotten while the process lives.)
         let forgotten = bare != shown && bare.iter().count() == 3;
         let ended = forgotten || fd::stat(bare, false).is_err() || !s.will_have(pid);
@@ -242,7 +240,7 @@ fn process_of(path: &Path) -> Option<i32> {
 /// The tasks in whose `/proc` directories `path` lies, as the kernel shows it: a process, and behind it one of its threads.
 pub fn tasks_of(path: &Path) -> Vec<i32> {
     let number = |name: &OsStr| name.to_str()?.parse().ok();
-    let Ok(below) = super::capture::without_deleted(path).strip_prefix("/proc") else {
+    let Ok(below) = super::without_deleted(path).strip_prefix("/proc") else {
         return Vec::new();
     };
     let mut names = below.iter();

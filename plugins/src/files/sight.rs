@@ -1,9 +1,7 @@
 //! What lies at the paths of a job, as it was seen before its restart began.
 
-use super::make_parents;
 use super::owner::me;
 use crate::fault::{refuse, At, Fault};
-use crate::model::Directory;
 use crate::sys::fd;
 use std::collections::HashMap;
 use std::io;
@@ -160,17 +158,6 @@ impl Sights {
             Some(Sight { file: Some(seen), .. }) => seen.must_be(&found).map(|()| found),
             _ => refuse("others can have put its file there, and it is not of the user whose it was, of this user or of root"),
         }
-    }
-
-    /// Makes the directories above a file, where they are gone; `sight` is what was at its path before.
-    pub(crate) fn make(&self, parents: &[Directory], sight: Sight) -> Result<Sight, Fault> {
-        make_parents(parents, self)?;
-        let made = parents.last().and_then(|dir| self.made(dir.path.as_path()));
-        Ok(Sight {
-            dir: made.or(sight.dir),
-            fresh: made.is_some(),
-            ..sight
-        })
     }
 
     /// The directory that has been made at `path`.

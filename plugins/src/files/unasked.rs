@@ -9,13 +9,11 @@
 //! They are read while the job stands still, so there is a limit for one file, and one for all of a node. Where not all
 //! of them can be had, those that may be overwritten come first, and of these the smallest.
 
-use super::capture::{is_volatile, made_since, FileSet, Sought};
+use super::named::is_volatile;
+use super::sought::{FileSet, Sought};
 use super::Origin;
-use crate::fault::{At, Fault};
-use crate::session::{Found, Session};
+use crate::session::Session;
 use std::collections::BTreeSet;
-use std::os::fd::RawFd;
-use std::time::SystemTime;
 
 /// The limit for all files of a node is so many times that for one.
 const TOGETHER: u64 = 4;
@@ -26,38 +24,6 @@ const NAMED: usize = 3;
 
 /// File systems that may show a file differently on different hosts for some seconds (NFS, SMB, 9P, those in user space).
 const NOT_COHERENT: [i64; 5] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x6573_5546];
-
-/// What the descriptions of a file tell.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Open {
-    file_system: i64,
-    /// It was made since the launch.
-    pub(super) made: bool,
-    /// One of them may write where there are bytes already.
-    overwrites: bool,
-}
-
-impl Open {
-    /// That of a file which one of the agent's descriptors leads to, in a job that was launched then.
-    pub(super) fn new(raw: RawFd, file_system: i64, launched: SystemTime) -> Self {
-        Self {
-            file_system,
-            made: made_since(raw, launched),
-            overwrites: false,
-        }
-    }
-
-    /// Adds a description on it that may write.
-    ///
-    /// One that can only write and stands at the end, as that of a program which writes its results one after the
-    /// other, is taken to stay there: it is cut back, and the program writes the same again.
-    pub(super) fn add(&mut self, found: &Found) -> Result<(), Fault> {
-        let may_read = found.access() == libc::O_RDWR;
-        let is_at_end = found.info.pos().at("read fdinfo")? == found.stat.st_size;
-        self.overwrites |= found.flags & libc::O_APPEND == 0 && (may_read || !is_at_end);
-        Ok(())
-    }
-}
 
 /// Numbers of those in `set`. Notes down which are too large and may be overwritten.
 pub(super) fn choose(s: &mut Session<'_>, set: &FileSet) -> BTreeSet<usize> {

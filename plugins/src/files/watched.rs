@@ -1,6 +1,5 @@
 //! Files of the kernel's that somebody waits for: what a description of them has noted down beside its offset.
 
-use super::path::KERNEL_LOG;
 use crate::fault::{refuse, At, Fault};
 use crate::session::Found;
 use crate::sys::fd;
@@ -10,6 +9,8 @@ use std::os::fd::RawFd;
 
 const SYSFS: i64 = 0x6265_6572;
 const CGROUP2: i64 = 0x6367_7270;
+/// The device that shows the kernel's log.
+const KERNEL_LOG: u64 = libc::makedev(1, 11);
 
 /// What a description has noted down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 
 use super::page::{head_of, refuse, Page, Standing};
 use super::stranded::{self, Program};
+use super::DRIVER;
 use crate::fault::{At, Fault, Refusal};
 use crate::sys::fd;
 use belay_abi::control::{DRIVER_LIMIT, NAME};
@@ -20,8 +21,6 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What takes part in the processes that use a GPU, and is named in refusals.
-pub const DRIVER: &str = "GPU driver";
 /// So much time the driver has to take states off devices, or to put them back.
 pub const LIMIT: Duration = DRIVER_LIMIT;
 /// More is no list of GPUs, bytes.

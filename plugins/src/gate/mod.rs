@@ -15,6 +15,7 @@ mod rounds;
 pub mod stranded;
 
 use crate::cuda::OffGpu;
+use crate::env::LeftGpus;
 use crate::fault::Refusal;
 use crate::group::{Facts, Group};
 use belay_abi::control::{CLOSE, DRIVER_LATE, LEAVE, MAPPED, OPEN, REBUILD};
@@ -34,6 +35,9 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 /// says otherwise. An adapter takes a tenth of a second and more for each GiB of memory that is registered with it.
 pub const REBUILD_LIMIT: Duration = Duration::from_secs(300);
 
+/// What takes part in the processes that use a GPU, and is named in refusals.
+const DRIVER: &str = "GPU driver";
+
 /// What is said of a library whose thread has ended.
 const ENDED: &str = "does not answer any more: its thread, which serves the control page, has ended; restart the program from an earlier checkpoint";
 
@@ -51,15 +55,6 @@ fn memory(pid: i32) -> (i32, Vec<Map>) {
     let shown = |task: i32| Some((task, proc::maps(task).ok()?)).filter(|(_, maps)| !maps.is_empty());
     let others = || proc::tasks(pid).unwrap_or_default().into_iter().filter(|tid| *tid != pid);
     shown(pid).or_else(|| others().find_map(shown)).unwrap_or((pid, Vec::new()))
-}
-
-/// The GPUs that a process has left.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Left {
-    /// Those of the host.
-    pub devices: Devices,
-    /// The driver's thread in the process.
-    pub thread: Option<i32>,
 }
 
 /// Why libraries do not come to rest, or do not go on, all together.
@@ -213,7 +208,7 @@ impl Gates {
         let done = match is_gone {
             true => gpus
                 .recover(meanwhile)
-                .map_err(|fault| fault.of(gpus.pids.first().copied().unwrap_or(0), gpu::DRIVER)),
+                .map_err(|fault| fault.of(gpus.pids.first().copied().unwrap_or(0), DRIVER)),
             false => asked,
         };
         gpus.away = done.as_ref().err().map(|refusal| refusal.reason.clone());
@@ -445,7 +440,7 @@ impl Gates {
         let its = self.pages().filter(|(p, _)| p.pid == pid);
         let on_gpu = self.gpus.iter().filter(|g| g.pids.contains(&pid));
         its.map(|(p, _)| p.name.clone())
-            .chain(on_gpu.map(|_| gpu::DRIVER.to_owned()))
+            .chain(on_gpu.map(|_| DRIVER.to_owned()))
             .collect()
     }
 
@@ -453,7 +448,7 @@ impl Gates {
     fn check_gpus(gates: Option<&Self>, pid: i32, maps: &[Map]) -> Result<(), Unready> {
         let device = maps.iter().find(|m| gpu::is_mapping(m));
         let gates = gates.filter(|g| g.gpus.as_ref().is_some_and(|gpus| gpus.pids.contains(&pid)));
-        let of = |why: &str, passing| page::refuse(pid, gpu::DRIVER, why, passing);
+        let of = |why: &str, passing| page::refuse(pid, DRIVER, why, passing);
         match (device, gates) {
             (None, None) if !gpu::is_stranded(pid) => Ok(()),
             (_, None) => Err(Unready::NotAsked(of(
@@ -479,9 +474,9 @@ impl Gates {
     }
 
     /// The GPUs that process `pid` has left.
-    pub fn left(&self, pid: i32) -> Option<Left> {
+    pub fn left(&self, pid: i32) -> Option<LeftGpus> {
         let gpus = self.gpus.as_ref().filter(|g| g.pids.contains(&pid))?;
-        Some(Left {
+        Some(LeftGpus {
             devices: gpus.devices.clone(),
             thread: gpus.threads.iter().find(|(of, _)| *of == pid).map(|(_, tid)| *tid),
         })

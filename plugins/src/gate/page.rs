@@ -1,5 +1,6 @@
 //! One control page: what its library says in it, checked where it is used, and the orders that it is given.
 
+use super::DRIVER;
 use crate::fault::Refusal;
 use crate::sys::fd::{fs_magic, fstat};
 use belay_abi::control::{self, Control, Span, Word};
@@ -385,10 +386,10 @@ impl Page {
             }
             // The driver has been told how long to wait for work, and ends that by itself; the limit of the others is not
             // configured.
-            Ok(_) if self.name == super::gpu::DRIVER && control::kind(self.given) == control::CLOSE => Some(format!(
+            Ok(_) if self.name == DRIVER && control::kind(self.given) == control::CLOSE => Some(format!(
                 "does not answer within {seconds} s: before r610 it hangs so where processes share memory of GPUs (CUDA IPC, NCCL); else see whether the GPU hangs (nvidia-smi, dmesg)"
             )),
-            Ok(_) if self.name == super::gpu::DRIVER => Some(format!(
+            Ok(_) if self.name == DRIVER => Some(format!(
                 "has not {what} within {seconds} s: see whether the GPU hangs (nvidia-smi, dmesg)"
             )),
             Ok(_) => Some(format!(

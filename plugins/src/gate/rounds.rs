@@ -3,9 +3,9 @@
 //! A round is one meeting of the nodes. An entry of a library called L with key K is the fact `gate L K` there, key and
 //! value in hexadecimal digits: libraries of one name see each other's, and nobody else's.
 
-use super::gpu::DRIVER;
 use super::page::{Page, Standing};
 use super::Parties;
+use super::DRIVER;
 use crate::fault::Refusal;
 use crate::group::{Brought, Facts, Group};
 use belay_abi::control::{ENTRY, FACT, MAX_KEY, MAX_TOLD, MAX_VALUE, SUM, WISH};

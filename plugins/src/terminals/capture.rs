@@ -1,6 +1,6 @@
 //! Capture of terminals.
 
-use super::{devpts, drain, names, Fixed, Pty, Side, Terminals, Termios, N_TTY, PTS_MAJOR};
+use super::{devpts, drain, ptmx, Fixed, Pty, Side, Terminals, Termios, N_TTY, PTS_MAJOR};
 use crate::fault::{not_now, refuse, At, Fault, Refusal};
 use crate::model::{DescId, Descriptors, FsPath};
 use crate::session::Session;
@@ -70,7 +70,7 @@ pub(super) fn finish(s: &mut Session<'_>, out: &mut Descriptors) -> Result<(), R
             Some((number, (at, master))) => {
                 let is_of = is_of(s, *id, number, master);
                 let holder = s.found[*id].holder;
-                let is_of = is_of.map_err(|e| e.of(holder.pid, format!("terminal {}", names::path(number).display())))?;
+                let is_of = is_of.map_err(|e| e.of(holder.pid, format!("terminal {}", ptmx::path(number).display())))?;
                 is_of.then_some(at)
             }
             None => None,
@@ -107,7 +107,7 @@ fn is_of(s: &Session<'_>, id: DescId, number: u32, master: DescId) -> Result<boo
     let found = &s.found[id];
     let st = &found.stat;
     if libc::major(st.st_rdev) == PTS_MAJOR {
-        let named = fd::stat(&names::path(number), true);
+        let named = fd::stat(&ptmx::path(number), true);
         return Ok(named.map_or(true, |named| (named.st_dev, named.st_ino) == (st.st_dev, st.st_ino)));
     }
     // Opened as /dev/tty, which says no more than the number: the terminal of a session is one.
@@ -180,7 +180,7 @@ fn pty(
         output: None,
         stopped: Default::default(),
     };
-    if let Ok(st) = fd::stat(&names::path(index), true) {
+    if let Ok(st) = fd::stat(&ptmx::path(index), true) {
         pty.mode = st.st_mode & 0o7777;
         pty.owner = (st.st_uid, st.st_gid);
     }

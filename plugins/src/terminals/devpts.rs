@@ -1,18 +1,12 @@
 //! A devpts of the job's own upon `/dev/pts`, and what else is mounted there.
 
-use super::names;
+use super::ptmx::{self, FOLDER, MAKER, MAKER_THERE};
 use crate::sys::fd;
 use belay_kernel::mounts::{self, Mount};
 use rustix::mount::{mount, unmount, MountFlags, UnmountFlags};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-
-pub(super) const FOLDER: &str = "/dev/pts";
-/// What makes terminals in the devpts beside it.
-pub(super) const MAKER: &str = "/dev/ptmx";
-/// What makes terminals where it lies, for whom its mode lets.
-pub(super) const MAKER_THERE: &str = "/dev/pts/ptmx";
 
 /// Mounts a new devpts upon `/dev/pts`, with the options of the one there.
 pub(super) fn mount_own() -> io::Result<()> {
@@ -39,13 +33,11 @@ pub(super) fn mount_own() -> io::Result<()> {
 
 /// Whether `/dev/ptmx` makes terminals in a devpts upon `/dev/pts` that has none yet.
 fn is_used() -> io::Result<bool> {
-    let (_master, number) = names::new_master().map_err(io::Error::other)?;
-    fd::stat(&names::path(number), true)
-        .map(|_| true)
-        .or_else(|e| match e.kind() {
-            io::ErrorKind::NotFound => Ok(false),
-            _ => Err(e),
-        })
+    let (_master, number) = ptmx::new_master().map_err(io::Error::other)?;
+    fd::stat(&ptmx::path(number), true).map(|_| true).or_else(|e| match e.kind() {
+        io::ErrorKind::NotFound => Ok(false),
+        _ => Err(e),
+    })
 }
 
 pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {

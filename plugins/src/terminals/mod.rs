@@ -4,6 +4,7 @@ mod capture;
 mod devpts;
 mod drain;
 mod names;
+mod ptmx;
 mod rebuild;
 
 use crate::builder::{Builder, Built};

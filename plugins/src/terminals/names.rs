@@ -6,35 +6,18 @@
 //! in its own mount namespace, where all are. What is outside has no names there, but for the terminal of the restart:
 //! that is mounted upon the name that it has outside.
 
+use super::ptmx::{new_master, path};
 use super::{devpts, Terminals, PTS_MAJOR};
 use crate::fault::{At, Fault};
 use crate::sys::fd;
-use belay_kernel::ioctl;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Masters by the numbers of their slaves.
 pub(super) type Masters = BTreeMap<u32, OwnedFd>;
-
-/// The name of terminal `number`.
-pub(super) fn path(number: u32) -> PathBuf {
-    Path::new(devpts::FOLDER).join(number.to_string())
-}
-
-/// A new master, whose slave has the smallest number that is free.
-pub(super) fn new_master() -> Result<(OwnedFd, u32), Fault> {
-    let flags = libc::O_RDWR | libc::O_NOCTTY;
-    let fd = match fd::open(Path::new(devpts::MAKER), flags, 0) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => fd::open(Path::new(devpts::MAKER_THERE), flags, 0),
-        opened => opened,
-    };
-    let fd = fd.at("open /dev/ptmx")?;
-    let number = ioctl::get(&fd, ioctl::TERMINAL_NUMBER).at("ask for its number")?;
-    Ok((fd, number))
-}
 
 /// Masters for the terminals of `t`, with the old numbers where that is possible; `tell` is told where it is not.
 pub(super) fn masters(t: &Terminals, own_mounts: bool, tell: &dyn Fn(&str)) -> Result<Masters, Fault> {

@@ -1,6 +1,6 @@
 //! Rebuild of terminals.
 
-use super::{drain, names, Fixed, Lines, Pty, Side, Stopped, Terminals};
+use super::{drain, names, ptmx, Fixed, Lines, Pty, Side, Stopped, Terminals};
 use crate::fault::{refuse, At, Fault};
 use crate::keep::lift;
 use crate::model::Description;
@@ -40,7 +40,7 @@ pub(super) fn prepare(
     let mut masters = names::masters(t, own_mounts, tell)?;
     for p in &t.ptys {
         let found = masters.remove(&p.index).map(|master| (master, p.index));
-        let (master, index) = found.map_or_else(names::new_master, Ok)?;
+        let (master, index) = found.map_or_else(ptmx::new_master, Ok)?;
         let raw = master.as_raw_fd();
         lend(raw)
             .and_then(|fd| ioctl::set(fd, ioctl::SET_LOCKED, &0))
@@ -98,7 +98,7 @@ pub(super) fn finish(t: &Terminals, built: &BuiltTerminals) -> Result<(), Fault>
 
 /// Mode and owner of the slave's file; only its owner (or root) may set them, and a failure changes nothing for the job itself.
 fn access(p: &Pty, index: u32) -> Result<(), Fault> {
-    let path = &*names::path(index);
+    let path = &*ptmx::path(index);
     if fd::stat(path, true).is_ok_and(|st| (st.st_uid, st.st_gid) != p.owner) {
         // (An ordinary user's are that user's.)
         if let Err(error) = std::os::unix::fs::chown(path, Some(p.owner.0), Some(p.owner.1)) {
@@ -149,7 +149,7 @@ pub(super) fn open(d: &Description, side: &Side, t: &BuiltTerminals) -> Result<O
         Side::Master(at) => fd::dup_from(pty(*at)?.master.as_raw_fd(), 0).at("duplicate"),
         Side::Slave(at) => match &pty(*at)?.slave {
             // By its name, so that the kernel shows that; where the name leads elsewhere, by a link of the kernel's.
-            Some(s) => match fd::open(&names::path(pty(*at)?.index), flags, 0) {
+            Some(s) => match fd::open(&ptmx::path(pty(*at)?.index), flags, 0) {
                 Ok(opened) if is_same(&opened, s).at("look at the slave")? => Ok(opened),
                 _ => fd::reopen(s.as_raw_fd(), flags).at("open the slave"),
             },
@@ -175,7 +175,7 @@ fn outside(flags: i32) -> Result<OwnedFd, Fault> {
 }
 
 fn hung_up() -> Result<OwnedFd, Fault> {
-    let (master, _) = names::new_master()?;
+    let (master, _) = ptmx::new_master()?;
     ioctl::set(&master, ioctl::SET_LOCKED, &0).at("unlock the slave")?;
     drain::slave_of(master.as_raw_fd()).at("open a slave")
 }

@@ -9,12 +9,14 @@ mod attr;
 mod context;
 mod manager;
 mod object;
+mod queue;
 mod work;
 
 pub use attr::*;
 pub use context::*;
 pub use manager::*;
 pub use object::*;
+pub use queue::*;
 pub use work::*;
 
 use std::ffi::{c_int, c_void};

@@ -1,4 +1,4 @@
-//! Access rights of datasets, and who touches them all the same.
+//! Access rights of datasets.
 
 use belay_access::block::Block;
 use belay_access::live::join;
@@ -68,7 +68,7 @@ pub(super) fn allow((start, end): (u64, u64), read: bool, write: bool) -> io::Re
     }
     let right = |is, right| if is { right } else { libc::PROT_NONE };
     let rights = right(read, libc::PROT_READ) | right(write, libc::PROT_WRITE);
-    // SAFETY: whole pages of a dataset that the program has declared; who touches them all the same comes to `handle`.
+    // SAFETY: whole pages of a dataset that the program has declared; who touches them all the same comes to `segv`.
     match unsafe { libc::mprotect(start as *mut libc::c_void, (end - start) as usize, rights) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -31,7 +31,7 @@ pub(crate) fn let_go(order: u32) {
 /// The agent dies: the kernel says so in the word, and wakes one of those who wait.
 pub(crate) fn die(order: u32) {
     hold(order).store(AGENT | control::DIED, Ordering::SeqCst);
-    crate::machine::wake_one(hold(order));
+    crate::futex::wake_one(hold(order));
 }
 
 pub(crate) fn wait_at_gate(by: u32) {
@@ -39,7 +39,7 @@ pub(crate) fn wait_at_gate(by: u32) {
 }
 
 pub(crate) fn wait_under(order: u32, by: u32) {
-    gate::wait_under(&LAST, hold(order), order, by, crate::models::before_it_opens);
+    gate::wait_under(&LAST, hold(order), order, by, crate::thing::before_it_opens);
     // It looks again. What it has seen so far is not seen for ever.
     crate::sync::yield_now();
 }

@@ -17,6 +17,7 @@
 #[path = "../../src/bias.rs"]
 mod bias;
 mod control;
+mod futex;
 #[path = "../../src/gate.rs"]
 mod gate;
 #[path = "../../src/lock.rs"]
@@ -24,7 +25,10 @@ mod lock;
 mod machine;
 mod models;
 mod shadow;
+mod statics;
 mod sync;
+mod thing;
+mod words;
 
 pub use machine::Broken;
 pub use models::*;

@@ -3,7 +3,7 @@
 //! All threads of a model are run by one thread of the system, which goes from one to another at loom's own accesses only:
 //! what is here besides is changed without being interrupted, and is no way on which threads see each other.
 
-use crate::sync::{of_threads, AtomicU32, Ordering};
+use crate::statics::of_threads;
 use loom::sync::atomic::{fence, AtomicUsize};
 use loom::thread::{self, JoinHandle, Thread};
 use std::cell::{Cell, RefCell};
@@ -122,7 +122,7 @@ pub(crate) fn has_barrier() -> bool {
     machine(|m| m.has_barrier)
 }
 
-fn own_task() -> Option<usize> {
+pub(crate) fn own_task() -> Option<usize> {
     TASK.with(Cell::get)
 }
 
@@ -207,7 +207,7 @@ pub(crate) fn spawn(what: impl FnOnce() + 'static) -> JoinHandle<()> {
                 resume_unwind(why);
             }
         }
-        BUCKET.fetch_add(1, AcqRel);
+        knock();
         machine(|m| m.tasks[own].ended = true);
         stored();
     })
@@ -240,7 +240,7 @@ pub(crate) fn fork() {
     while machine(|m| m.tasks.iter().any(|t| t.gone && !t.ended)) {
         yield_now();
     }
-    BUCKET.fetch_add(1, AcqRel);
+    knock();
     fence(SeqCst);
 }
 
@@ -262,21 +262,8 @@ pub(crate) fn everybody_passes() {
     fence(SeqCst);
 }
 
-/// As a futex: sleeps until it is woken, if the word has this value.
-pub(crate) fn sleep(word: &AtomicU32, value: u32) {
-    pass();
-    let Some(own) = own_task() else { return };
-    go_to_sleep(own, std::ptr::from_ref(word) as usize);
-    // Who wakes takes the lock after the change: either the change is seen here, or he finds the sleeper.
-    BUCKET.fetch_add(1, AcqRel);
-    if word.load(Ordering::SeqCst) != value {
-        machine(|m| m.sleepers.retain(|s| s.task != own));
-        return;
-    }
-    await_waking(own);
-}
-
-fn go_to_sleep(own: usize, word: usize) {
+/// Joins those who sleep on this word.
+pub(crate) fn go_to_sleep(own: usize, word: usize) {
     let sleeper = Sleeper {
         word,
         thread: thread::current(),
@@ -285,7 +272,18 @@ fn go_to_sleep(own: usize, word: usize) {
     machine(|m| m.sleepers.push(sleeper));
 }
 
-fn await_waking(own: usize) {
+/// Takes the lock of those who sleep, for a moment.
+pub(crate) fn knock() {
+    BUCKET.fetch_add(1, AcqRel);
+}
+
+/// Does not sleep after all.
+pub(crate) fn leave(own: usize) {
+    machine(|m| m.sleepers.retain(|s| s.task != own));
+}
+
+/// Sleeps until it is woken.
+pub(crate) fn await_waking(own: usize) {
     switch(own, false);
     while machine(|m| m.sleepers.iter().any(|s| s.task == own)) {
         thread::park();
@@ -293,31 +291,8 @@ fn await_waking(own: usize) {
     switch(own, true);
 }
 
-/// As a futex with a time: it may always be over.
-pub(crate) fn sleep_shortly(_: &AtomicU32, _: u32) {
-    yield_now();
-}
-
-/// Wakes whoever sleeps.
-pub(crate) fn wake(word: &AtomicU32) {
-    wake_some(word, usize::MAX);
-}
-
-/// As the kernel where the holder of a word has died.
-pub(crate) fn wake_one(word: &AtomicU32) {
-    wake_some(word, 1);
-}
-
-fn wake_some(word: &AtomicU32, most: usize) {
-    pass();
-    if is_gone() {
-        return;
-    }
-    BUCKET.fetch_add(1, AcqRel);
-    wake_sleepers(std::ptr::from_ref(word) as usize, most);
-}
-
-fn wake_sleepers(address: usize, most: usize) {
+/// Wakes so many of those who sleep there.
+pub(crate) fn wake_sleepers(address: usize, most: usize) {
     let woken: Vec<Sleeper> = machine(|m| {
         let (woken, left) = m.sleepers.drain(..).partition(|s| s.word == address);
         m.sleepers = left;
