@@ -25,6 +25,6 @@ pub(crate) unsafe fn run(t: *mut RangesTable) {
 }
 
 /// Whether memory is locked. To invalidate such is refused, and means nothing for any other.
-pub(crate) unsafe fn is_locked(start: u64, bytes: u64) -> bool {
+pub(crate) fn is_locked(start: u64, bytes: u64) -> bool {
     unsafe { syscall!(nr::MSYNC, start, bytes, MS_ASYNC | MS_INVALIDATE) == -EBUSY }
 }

@@ -97,6 +97,9 @@ pub(crate) unsafe fn run(t: *mut NotificationTable) {
 }
 
 /// Whether what the end of the registration brings could not be told from what is there already.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
 unsafe fn must_wait(t: *const NotificationTable) -> bool {
     unsafe {
         match (*t).how {
@@ -115,6 +118,10 @@ unsafe fn must_wait(t: *const NotificationTable) -> bool {
     }
 }
 
+/// The sockets of the process that could be the one of the registration.
+///
+/// # Safety
+/// `t` points to a table in the injected area, which stays as long as the iterator is used.
 unsafe fn sockets(t: *const NotificationTable) -> impl Iterator<Item = i32> {
     unsafe {
         let count = ((*t).socket_count as usize).min(MAX_NOTIFIED);
@@ -132,6 +139,10 @@ fn mask(signo: i32) -> u64 {
     }
 }
 
+/// Takes what the end of the registration brings, and registers again; a `RENEW_` constant.
+///
+/// # Safety
+/// `t` points to a table in the injected area, whose room is mapped; all signals are blocked, and no other thread runs.
 unsafe fn renew(t: *mut NotificationTable) -> i32 {
     unsafe {
         let flags = syscall!(nr::FCNTL, (*t).queue, F_GETFL);
@@ -187,7 +198,8 @@ unsafe fn renew(t: *mut NotificationTable) -> i32 {
     }
 }
 
-unsafe fn open(queue: i32) -> isize {
+/// Opens descriptor `queue` anew, for receiving and sending; its number or a negative error.
+fn open(queue: i32) -> isize {
     let mut path = [0u8; 32];
     let digits = core::iter::successors(Some(queue as u32), |n| (*n >= 10).then_some(n / 10)).count();
     for (to, from) in path.iter_mut().zip(PATH) {
@@ -201,6 +213,11 @@ unsafe fn open(queue: i32) -> isize {
     unsafe { syscall!(nr::OPEN, path.as_ptr(), OPEN_FLAGS, 0usize) }
 }
 
+/// Closes what [`open`] returned.
+///
+/// # Safety
+/// `opened` is an error, or a descriptor of this program's that nobody uses any more: closing one of the
+/// application's would end what it has there.
 unsafe fn close(opened: isize) {
     if opened >= 0 {
         unsafe { syscall!(nr::CLOSE, opened) };
@@ -208,6 +225,9 @@ unsafe fn close(opened: isize) {
 }
 
 /// Whether messages can be received and sent through `queue`: with a length that is refused for any message. Returns an error.
+///
+/// # Safety
+/// `t` points to a table in the injected area, whose room is mapped.
 unsafe fn try_both(queue: i32, t: *const NotificationTable) -> isize {
     const EMSGSIZE: isize = -90;
     unsafe {
@@ -227,10 +247,18 @@ unsafe fn try_both(queue: i32, t: *const NotificationTable) -> isize {
     }
 }
 
+/// Where message `i` lies in the room.
+///
+/// # Safety
+/// `t` points to a table in the injected area, whose room is mapped and has a place for message `i`.
 unsafe fn message(t: *const NotificationTable, i: u32) -> *mut MessageHead {
     unsafe { ((*t).room + (*t).stride * u64::from(i)) as *mut MessageHead }
 }
 
+/// Receives all messages into the room.
+///
+/// # Safety
+/// `t` points to a table in the injected area, whose room is mapped and has places for `capacity` messages.
 unsafe fn empty(queue: i32, t: *mut NotificationTable) {
     unsafe {
         while (*t).received < (*t).capacity {
@@ -255,6 +283,10 @@ unsafe fn empty(queue: i32, t: *mut NotificationTable) {
     }
 }
 
+/// Sends all messages in the room again.
+///
+/// # Safety
+/// `t` points to a table in the injected area, in whose room [`empty`] has put the messages of `queue`.
 unsafe fn fill(queue: i32, t: *mut NotificationTable) {
     unsafe {
         while (*t).sent < (*t).received {
@@ -277,6 +309,9 @@ unsafe fn fill(queue: i32, t: *mut NotificationTable) {
 }
 
 /// Whether the kernel has room for a signal with a value: a probe is queued and taken back.
+///
+/// # Safety
+/// `t` points to a table in the injected area; all signals are blocked.
 unsafe fn has_room(t: *const NotificationTable) -> bool {
     unsafe {
         if (*t).how != SIGEV_SIGNAL || mask((*t).signo) == 0 {
@@ -299,6 +334,9 @@ unsafe fn has_room(t: *const NotificationTable) -> bool {
 }
 
 /// Takes the first pending signal of the registration's number that is `ours`; what others have sent is queued again.
+///
+/// # Safety
+/// `t` points to a table in the injected area; all signals are blocked.
 unsafe fn take(t: *const NotificationTable, ours: impl Fn(&Info) -> bool) -> Option<Info> {
     unsafe {
         let set = mask((*t).signo);
@@ -330,7 +368,7 @@ unsafe fn take(t: *const NotificationTable, ours: impl Fn(&Info) -> bool) -> Opt
 }
 
 /// Whether anybody is registered for notification about `queue`.
-unsafe fn is_registered(queue: i32) -> bool {
+fn is_registered(queue: i32) -> bool {
     let mut text = [0u8; 128];
     let n = unsafe { syscall!(nr::PREAD64, queue, text.as_mut_ptr(), text.len(), 0usize) };
     let text = text.get(..usize::try_from(n).unwrap_or(0)).unwrap_or_default();
@@ -340,6 +378,9 @@ unsafe fn is_registered(queue: i32) -> bool {
 }
 
 /// Takes what the socket was sent.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
 unsafe fn take_cookie(t: *mut NotificationTable) -> bool {
     unsafe {
         for s in sockets(t) {
@@ -354,6 +395,10 @@ unsafe fn take_cookie(t: *mut NotificationTable) -> bool {
     }
 }
 
+/// Registers as the table says; a `RENEW_` constant.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
 unsafe fn register(t: *mut NotificationTable) -> i32 {
     unsafe {
         let mut event = Event {

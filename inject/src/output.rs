@@ -82,6 +82,9 @@ impl Output {
     }
 
     /// All is in the files, or the error number. Tells what has been done.
+    ///
+    /// # Safety
+    /// The memory given to [`Self::new`] is still mapped.
     pub(crate) unsafe fn end(&mut self) -> i32 {
         unsafe {
             let error = self.end_loan();
@@ -93,6 +96,10 @@ impl Output {
     }
 
     /// Stores the pages of `range`. Returns an error number or 0.
+    ///
+    /// # Safety
+    /// The memory given to [`Self::new`] is still mapped. `range` is memory of this process that nobody uses any more: it
+    /// is read here, and may be given back.
     pub(crate) unsafe fn write_range(&mut self, range: &mut Range) -> i32 {
         unsafe {
             if range.flags & RANGE_REFUSED != 0 {
@@ -135,6 +142,10 @@ impl Output {
 
     /// Stores the pages of a batch: first all hashes are made, meanwhile the entries of the index come into the cache,
     /// then they are looked up.
+    ///
+    /// # Safety
+    /// The memory given to [`Self::new`] is still mapped, and so is `start..end`, of whole pages. `last` is null or points to
+    /// an extent of this writer's table.
     unsafe fn store_batch(&mut self, start: u64, end: u64, zeros: bool, last: &mut *mut StoredExtent) -> i32 {
         unsafe {
             if end - start >= BATCH_BYTES / 4 {
@@ -180,14 +191,19 @@ impl Output {
         }
     }
 
-    unsafe fn clock(&self) -> u64 {
+    /// Time that this thread has spent, where it is asked for.
+    fn clock(&self) -> u64 {
         if self.timed {
-            unsafe { clock_ns(CLOCK_THREAD_CPUTIME_ID) }
+            clock_ns(CLOCK_THREAD_CPUTIME_ID)
         } else {
             0
         }
     }
 
+    /// Notes down where the page at `at` is stored, and stores it where it is nowhere yet. Returns an error number or 0.
+    ///
+    /// # Safety
+    /// As for [`Self::store_batch`], of the page at `at`.
     unsafe fn store(&mut self, at: u64, hash: u128, last: &mut *mut StoredExtent) -> i32 {
         unsafe {
             let index = self.index.as_ref().filter(|i| i.covers(hash));
@@ -228,6 +244,9 @@ impl Output {
     }
 
     /// Gives the page at `at` a place in the chunk.
+    ///
+    /// # Safety
+    /// The memory given to [`Self::new`] is still mapped, and the page at `at` stays until the next [`Self::flush`].
     unsafe fn append(&mut self, at: u64, hash: u128) -> Result<u64, i32> {
         unsafe {
             if self.loan.is_null() || (*self.loan).used.load(Relaxed) >= (*self.loan).pages {
@@ -254,6 +273,10 @@ impl Output {
     }
 
     /// All that was written to the loan is in its file.
+    ///
+    /// # Safety
+    /// The memory given to [`Self::new`] is still mapped, and so are all pages that have been appended since the last
+    /// [`Self::flush`].
     unsafe fn end_loan(&mut self) -> i32 {
         unsafe {
             if self.loan.is_null() {
@@ -268,6 +291,10 @@ impl Output {
         }
     }
 
+    /// Takes the next loan that the agent gives.
+    ///
+    /// # Safety
+    /// As for [`Self::end_loan`].
     unsafe fn next_loan(&mut self) -> Result<(), i32> {
         unsafe {
             match self.end_loan() {
@@ -300,6 +327,9 @@ impl Output {
     }
 
     /// What has been gathered needs its memory no more.
+    ///
+    /// # Safety
+    /// As for [`Self::end_loan`].
     unsafe fn flush(&mut self) -> i32 {
         // The clock is a system call.
         if self.sink.is_empty() {
@@ -309,6 +339,9 @@ impl Output {
     }
 
     /// Does `write` and counts its time.
+    ///
+    /// # Safety
+    /// The memory given to [`Self::new`] is still mapped, and what `write` needs is so.
     unsafe fn timed(&mut self, write: unsafe fn(&mut Sink) -> i32) -> i32 {
         unsafe {
             let (begin, begin_cpu) = (now_ns(), self.clock());
@@ -321,6 +354,9 @@ impl Output {
 }
 
 /// Whether the page at `page` holds only zeros.
+///
+/// # Safety
+/// A whole page at `page` can be read, and nobody writes to it meanwhile.
 unsafe fn is_zero(page: u64) -> bool {
     let words = unsafe { core::slice::from_raw_parts(page as *const u64, PAGE as usize / 8) };
     // Most pages that are not zero show it in their first line.
@@ -336,6 +372,9 @@ fn secret(words: [u64; SECRET_BYTES / 8]) -> Secret {
 }
 
 /// Maps the table of page hashes. Without it every page is written.
+///
+/// # Safety
+/// `control` is the control memory, mapped; the file of its index has `index_bytes` bytes, which stay.
 unsafe fn map_index(control: *mut Control, agent: i32) -> Option<Table<'static>> {
     unsafe {
         let bytes = (*control).index_bytes as usize;
@@ -356,11 +395,13 @@ unsafe fn map_index(control: *mut Control, agent: i32) -> Option<Table<'static>>
     }
 }
 
-unsafe fn now_ns() -> u64 {
-    unsafe { clock_ns(CLOCK_MONOTONIC) }
+/// Nanoseconds of the monotonic clock.
+fn now_ns() -> u64 {
+    clock_ns(CLOCK_MONOTONIC)
 }
 
-unsafe fn clock_ns(clock: usize) -> u64 {
+/// Nanoseconds of this clock.
+fn clock_ns(clock: usize) -> u64 {
     let mut t = [0u64; 2];
     unsafe { syscall!(nr::CLOCK_GETTIME, clock, t.as_mut_ptr()) };
     t[0] * 1_000_000_000 + t[1]

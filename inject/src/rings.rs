@@ -59,6 +59,10 @@ pub(crate) unsafe fn run(t: *mut RingsTable) {
     }
 }
 
+/// Replaces the ring of one slot, and says there how that went.
+///
+/// # Safety
+/// `slot` points to a slot of a table in the injected area; no other thread runs, and `tid` is the caller's.
 unsafe fn replace(slot: *mut RingSlot, tid: i32) {
     unsafe {
         let past = [0u64; 2];
@@ -87,6 +91,10 @@ unsafe fn replace(slot: *mut RingSlot, tid: i32) {
     }
 }
 
+/// The steps of [`replace`], while `pages` hold those of the ring. The outcome and the error where one fails.
+///
+/// # Safety
+/// As for [`replace`].
 unsafe fn with(slot: *mut RingSlot, tid: i32, pages: &mut Pages) -> Result<(), (i32, isize)> {
     unsafe {
         let kept = |e: isize| (RING_KEPT, e);
@@ -166,7 +174,7 @@ unsafe fn with(slot: *mut RingSlot, tid: i32, pages: &mut Pages) -> Result<(), (
 
 /// Whether the request at `address` is a poll. The program may have reused the memory, or unmapped it. The main thread,
 /// whose memory `/proc` shows no more, may have ended: `tid` is our own.
-unsafe fn is_poll(tid: i32, address: u64) -> bool {
+fn is_poll(tid: i32, address: u64) -> bool {
     let mut request = Request::default();
     let bytes = size_of::<Request>();
     let local = [&raw mut request as u64, bytes as u64];
@@ -192,6 +200,10 @@ struct Pages {
 }
 
 impl Pages {
+    /// Holds the pages of this memory, whatever is mapped there later.
+    ///
+    /// # Safety
+    /// None are held yet. What the memory is mapped to may be read; it need not stay mapped.
     unsafe fn hold(&mut self, address: u64, bytes: u64) -> Result<(), isize> {
         unsafe {
             let mut at = 0;
@@ -229,6 +241,9 @@ impl Pages {
     }
 
     /// What the pages hold now.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `to` on are memory that may be overwritten.
     unsafe fn read(&self, to: u64, bytes: u64) -> Result<(), isize> {
         unsafe {
             let mut done = 0;
@@ -247,6 +262,10 @@ impl Pages {
         }
     }
 
+    /// Lets go of all pages.
+    ///
+    /// # Safety
+    /// Nobody else uses the numbers of the pipes: they are those that [`Self::hold`] has made.
     unsafe fn close(&mut self) {
         for end in self.ends.iter_mut().flatten().filter(|end| **end >= 0) {
             unsafe { syscall!(nr::CLOSE, *end) };

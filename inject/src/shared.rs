@@ -9,7 +9,7 @@ pub(crate) const MAP_SHARED: usize = 1;
 pub(crate) const FUTEX_WAIT: usize = 0;
 
 /// Opens descriptor `fd` of the agent anew through `/proc`, which any process of the same user may do with a file it may open.
-pub(crate) unsafe fn open_in_agent(agent: i32, fd: i32, flags: usize) -> isize {
+pub(crate) fn open_in_agent(agent: i32, fd: i32, flags: usize) -> isize {
     let mut path = [0u8; 48];
     let mut at = 0;
     let mut text = |s: &[u8]| {

@@ -82,29 +82,29 @@ impl Sink {
         self.pending == 0
     }
 
-    /// From now on pages go to the file of `loan`, which the agent has open. Returns an error number or 0.
-    pub(crate) unsafe fn open(&mut self, agent: i32, loan: &Loan) -> i32 {
-        unsafe {
-            self.staging = loan.direct != 0 && self.has_stage();
-            self.direct = self.staging;
-            if self.direct {
-                self.fd = open_in_agent(agent, loan.fd, O_WRONLY | O_DIRECT);
-                self.direct = self.fd >= 0;
-            }
-            if !self.direct {
-                self.fd = open_in_agent(agent, loan.fd, O_WRONLY);
-            }
-            if self.fd < 0 {
-                return -self.fd as i32;
-            }
-            self.at = u64::from(loan.first + loan.used.load(Relaxed)) * PAGE;
-            self.synced = [self.at; 2];
-            self.staged = 0;
-            0
+    /// From now on pages go to the file of `loan`, which the agent has open; the file before is closed. Returns an error
+    /// number or 0.
+    pub(crate) fn open(&mut self, agent: i32, loan: &Loan) -> i32 {
+        self.staging = loan.direct != 0 && self.has_stage();
+        self.direct = self.staging;
+        if self.direct {
+            self.fd = open_in_agent(agent, loan.fd, O_WRONLY | O_DIRECT);
+            self.direct = self.fd >= 0;
         }
+        if !self.direct {
+            self.fd = open_in_agent(agent, loan.fd, O_WRONLY);
+        }
+        if self.fd < 0 {
+            return -self.fd as i32;
+        }
+        self.at = u64::from(loan.first + loan.used.load(Relaxed)) * PAGE;
+        self.synced = [self.at; 2];
+        self.staged = 0;
+        0
     }
 
-    unsafe fn has_stage(&mut self) -> bool {
+    /// Whether there is a stage; makes it where it is wanted.
+    fn has_stage(&mut self) -> bool {
         if self.stage == 0 && self.stage_bytes > 0 {
             // In huge pages, where there are any: the kernel looks for each page that is written.
             let bytes = self.stage_bytes.next_multiple_of(HUGE) + HUGE;
@@ -135,6 +135,9 @@ impl Sink {
     }
 
     /// What has been added needs its memory no more: it is in the file or on the stage. Returns an error number or 0.
+    ///
+    /// # Safety
+    /// A file is open, and the pages that were added since the last call can be read.
     pub(crate) unsafe fn flush(&mut self) -> i32 {
         unsafe {
             if self.pending == 0 {
@@ -152,6 +155,9 @@ impl Sink {
     }
 
     /// All that was added is in the file, which is closed. Returns an error number or 0.
+    ///
+    /// # Safety
+    /// As for [`Self::flush`]; nobody else uses the descriptor.
     pub(crate) unsafe fn close(&mut self) -> i32 {
         unsafe {
             if self.fd < 0 {
@@ -170,6 +176,10 @@ impl Sink {
         }
     }
 
+    /// Copies what was added to the stage, and writes that where it is full. Returns an error number or 0.
+    ///
+    /// # Safety
+    /// The stage is there, and the pages that were added since the last [`Self::flush`] can be read.
     unsafe fn stage_pieces(&mut self) -> i32 {
         unsafe {
             for i in 0..self.count {
@@ -194,6 +204,9 @@ impl Sink {
     }
 
     /// Writes what waits on the stage.
+    ///
+    /// # Safety
+    /// A file is open, and the stage is there.
     unsafe fn write_stage(&mut self) -> i32 {
         unsafe {
             let mut done = 0;
@@ -218,6 +231,10 @@ impl Sink {
         }
     }
 
+    /// Writes what was added to the file. Returns an error number or 0.
+    ///
+    /// # Safety
+    /// As for [`Self::flush`].
     unsafe fn write_pieces(&mut self) -> i32 {
         unsafe {
             let mut left = self.pending;
@@ -256,7 +273,7 @@ impl Sink {
 
     /// Sends what lies before `end` on its way to the disk, and waits for and forgets what was sent before. A failure
     /// shows when the agent syncs the chunk.
-    unsafe fn leave_cache(&mut self, end: u64) {
+    fn leave_cache(&mut self, end: u64) {
         unsafe {
             let [done, sent] = self.synced;
             if end != u64::MAX {

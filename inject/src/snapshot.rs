@@ -56,6 +56,10 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) {
 }
 
 /// Gives this advice for up to `most` ranges at `ranges`, of which the first that begins at 0 is none any more.
+///
+/// # Safety
+/// `ranges` points to `most` ranges, or to some of which one begins at 0. Each is memory of the application for which
+/// this advice changes nothing but what children get of it.
 unsafe fn advise(ranges: *const [u64; 2], most: usize, advice: usize) {
     for i in 0..most {
         unsafe {
@@ -72,6 +76,9 @@ unsafe fn advise(ranges: *const [u64; 2], most: usize, advice: usize) {
 
 /// Keeps what has not changed from the child, as far as the program has not done so itself, which it would not have undone.
 /// The kernel does not say what is kept from children, but a part of a mapping that becomes so is a mapping of its own.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
 unsafe fn leave_unchanged_out(t: *mut SnapshotTable) {
     unsafe {
         let ranges = addr_of_mut!((*t).unchanged).cast::<[u64; 2]>();
@@ -91,12 +98,15 @@ unsafe fn leave_unchanged_out(t: *mut SnapshotTable) {
 
 /// What the kernel says to the wish for a third page behind the one before `at` and the one there: EFAULT where these
 /// belong to two mappings, ENOMEM where they do not, because the third is taken. Nothing changes.
+///
+/// # Safety
+/// The pages before `at`, at `at` and behind it are mapped: else a mapping of the application could grow.
 unsafe fn grow_around(at: u64) -> isize {
     unsafe { syscall!(nr::MREMAP, at - PAGE, 2 * PAGE, 3 * PAGE, 0usize) }
 }
 
 /// Makes a userfaultfd of this kind; its descriptor or a negative error.
-unsafe fn make_uffd(kind: i32) -> isize {
+fn make_uffd(kind: i32) -> isize {
     let features = if kind == UFFD_ASYNC { UFFD_FEATURE_WP_ASYNC } else { 0 };
     // `struct uffdio_api`: version, features, ioctls.
     let mut api = [UFFD_API, features, 0u64];
@@ -115,6 +125,9 @@ unsafe fn make_uffd(kind: i32) -> isize {
 }
 
 /// The intermediary's life.
+///
+/// # Safety
+/// Runs on a stack of its own, in a process that shares no descriptors with the application; `t` points to the table.
 unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
     unsafe {
         let t = t.cast::<SnapshotTable>();
@@ -144,6 +157,9 @@ unsafe extern "C" fn intermediary(t: *mut u8) -> ! {
 /// 0 while the agent can inherit the child; else a negative error. A killed agent loses its descriptors before its
 /// tracees are let go. Its heir could be the program itself, where that is a subreaper, and would be told of a child
 /// that it never made.
+///
+/// # Safety
+/// `t` points to a table in the injected area.
 unsafe fn agent_lives(t: *const SnapshotTable) -> isize {
     unsafe {
         let fd = open_in_agent((*t).agent_pid, (*t).control_fd, O_RDWR);

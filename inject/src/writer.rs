@@ -127,6 +127,10 @@ pub(crate) unsafe fn run(t: *mut SnapshotTable) -> ! {
     }
 }
 
+/// A further writer's life.
+///
+/// # Safety
+/// Runs on a stack of its own; `job` points to its [`Job`], which stays as long as the child lives.
 unsafe extern "C" fn thread(job: *mut u8) -> ! {
     unsafe {
         write_ranges(&*job.cast::<Job>());
@@ -135,18 +139,27 @@ unsafe extern "C" fn thread(job: *mut u8) -> ! {
     }
 }
 
-unsafe fn exit(status: i32) -> ! {
+/// Ends the child.
+fn exit(status: i32) -> ! {
     unsafe {
         syscall!(nr::EXIT_GROUP, status);
         core::hint::unreachable_unchecked()
     }
 }
 
+/// The part of the control memory that belongs to this writer.
+///
+/// # Safety
+/// `control` is the whole control memory, mapped, with more than `index` writers.
 unsafe fn writer_of(control: *mut Control, index: usize) -> *mut Writer {
     unsafe { addr_of_mut!((*control).writer).cast::<Writer>().add(index) }
 }
 
 /// Takes ranges until none is left.
+///
+/// # Safety
+/// The control memory of `job` is mapped, and no other thread has its index; the ranges in it are memory of this child
+/// that nobody else uses.
 unsafe fn write_ranges(job: &Job) {
     unsafe {
         let control = job.control;

@@ -27,7 +27,7 @@ mod shared {
     pub(crate) const PROT_READ_WRITE: usize = 3;
 
     /// The "agent" is this process.
-    pub(crate) unsafe fn open_in_agent(_: i32, fd: i32, flags: usize) -> isize {
+    pub(crate) fn open_in_agent(_: i32, fd: i32, flags: usize) -> isize {
         let path = format!("/proc/self/fd/{fd}\0");
         unsafe { belay_abi::syscall!(2usize, path.as_ptr(), flags, 0usize) }
     }
