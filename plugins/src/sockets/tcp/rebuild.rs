@@ -16,12 +16,31 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// All TCP sockets of the job.
-type All = Vec<(DescId, TcpState)>;
+/// A TCP socket of the job.
+type Socket = (DescId, TcpState);
+
+/// One socket and what is wrong with it.
+type Failed = (DescId, Fault);
 
 /// Makes all TCP sockets of the job, with data in flight.
-pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
-    let all: All = b.descriptors.each().map(|(id, t)| (id, TcpState::clone(t))).collect();
+pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), Failed> {
+    let all: Vec<Socket> = b.descriptors.each().map(|(id, t)| (id, TcpState::clone(t))).collect();
+    take_ports(b, &all)?;
+    remote::rebuild(b, &all)?;
+    // From here on, what lies on this node has the addresses of this node.
+    let all: Vec<Socket> = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
+    make_pairs(b, &all)?;
+    make_ends(b, &all)?;
+    give_options(b, &all)?;
+    let waiters = make_waiting(b, &all)?;
+    lower_backlogs(b, &all, &waiters)?;
+    // Who was connecting finds the queues as full as they were.
+    make_connecting(b, &all)?;
+    settle_all(b, &all)
+}
+
+/// Makes the sockets that listen or are bound; then it is known where the addresses of the job are.
+fn take_ports(b: &mut Builder<'_>, all: &[Socket]) -> Result<(), Failed> {
     let mut page = Page {
         names: b.descriptors.parts.get::<Names>().cloned().unwrap_or_default(),
         now: names::addresses(),
@@ -29,8 +48,8 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         bound: Vec::new(),
     };
     let mut inner = HashSet::new();
-    let mut ports: BTreeMap<u16, Vec<&(DescId, TcpState)>> = BTreeMap::new();
-    for socket in &all {
+    let mut ports: BTreeMap<u16, Vec<&Socket>> = BTreeMap::new();
+    for socket in all {
         let port = socket.1.local.port();
         match socket.1.role {
             Role::Unconnected if port == 0 => {}
@@ -44,12 +63,14 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
     }
     let first = all.first().map_or(0, |(id, _)| *id);
     b.book = Some(remote::book(b, page, inner).map_err(|e| (first, e))?);
-    remote::rebuild(b, &all)?;
-    // From here on, what lies on this node has the addresses of this node.
-    let all: All = all.iter().map(|(id, t)| (*id, placed(b, t))).collect();
+    Ok(())
+}
+
+/// Makes the connections within the job, and the sockets that have none.
+fn make_pairs(b: &mut Builder<'_>, all: &[Socket]) -> Result<(), Failed> {
     let states: HashMap<DescId, &TcpState> = all.iter().map(|(id, t)| (*id, t)).collect();
-    let listening: Vec<&(DescId, TcpState)> = all.iter().filter(|(_, t)| matches!(t.role, Role::Listening(_))).collect();
-    for (id, t) in &all {
+    let listening: Vec<&Socket> = all.iter().filter(|(_, t)| matches!(t.role, Role::Listening(_))).collect();
+    for (id, t) in all {
         if b.has(*id) {
             continue;
         }
@@ -64,27 +85,36 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         };
         made.map_err(|e| (*id, e))?;
     }
+    Ok(())
+}
+
+/// Makes the sockets whose other end is gone.
+fn make_ends(b: &mut Builder<'_>, all: &[Socket]) -> Result<(), Failed> {
     let mut doors = BTreeMap::new();
-    for (id, t) in &all {
+    for (id, t) in all {
         // Restarted without the other nodes, what led there is reset.
         if matches!(t.role, Role::PeerClosed | Role::Reset | Role::Remote) && !b.has(*id) {
             alone(b, &mut doors, (*id, t)).map_err(|e| (*id, e))?;
         }
     }
-    drop(doors);
-    for (id, t) in &all {
-        // What waits to be accepted has got its options from the socket that listens.
-        if matches!(t.role, Role::Listening(_)) {
-            let listens = |raw| {
-                t.options.restore_buffers(raw);
-                t.options.restore(raw, When::Listening)
-            };
-            let done = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| listens(fd.raw())));
-            done.map_err(|e| (*id, e))?;
-        }
+    Ok(())
+}
+
+/// Gives the sockets that listen their options: what waits to be accepted gets its own from them.
+fn give_options(b: &Builder<'_>, all: &[Socket]) -> Result<(), Failed> {
+    for (id, t) in all.iter().filter(|(_, t)| matches!(t.role, Role::Listening(_))) {
+        on_made(b, *id, |raw| {
+            t.options.restore_buffers(raw);
+            t.options.restore(raw, When::Listening)
+        })?;
     }
+    Ok(())
+}
+
+/// Makes the connections that wait to be accepted; the addresses of their other ends.
+fn make_waiting(b: &mut Builder<'_>, all: &[Socket]) -> Result<Vec<Addr>, Failed> {
     let mut waiters = Vec::new();
-    for (id, t) in &all {
+    for (id, t) in all {
         let Role::Waiting(_) = t.role else { continue };
         let made = t.peer.as_ref().map_or_else(
             || refuse("the image names no peer"),
@@ -96,15 +126,22 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         });
         put.map_err(|e| (*id, e))?;
     }
-    for (id, t) in &all {
+    Ok(waiters)
+}
+
+/// Gives the sockets that listen the backlogs that they had.
+fn lower_backlogs(b: &Builder<'_>, all: &[Socket], waiters: &[Addr]) -> Result<(), Failed> {
+    for (id, t) in all {
         if let Role::Listening(own) = t.role {
-            let lower = |raw| backlog::lower(raw, own, &waiters);
-            let done = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| lower(fd.raw())));
-            done.map_err(|e| (*id, e))?;
+            on_made(b, *id, |raw| backlog::lower(raw, own, waiters))?;
         }
     }
-    // Who was connecting finds the queues as full as they were.
-    for (id, t) in &all {
+    Ok(())
+}
+
+/// Makes the sockets that were connecting, or had tried to.
+fn make_connecting(b: &mut Builder<'_>, all: &[Socket]) -> Result<(), Failed> {
+    for (id, t) in all {
         let made = match t.role {
             Role::Connecting => connecting(b, t).and_then(|fd| b.put(*id, fd)),
             Role::Refused | Role::Failed => failed(t).and_then(|fd| b.put(*id, fd)),
@@ -112,16 +149,23 @@ pub(super) fn rebuild(b: &mut Builder<'_>) -> Result<(), (DescId, Fault)> {
         };
         made.map_err(|e| (*id, e))?;
     }
-    for (id, t) in &all {
-        let settled = b.lend(*id).and_then(|fd| fd.map_or(Ok(()), |fd| settle(t, fd.raw())));
-        settled.map_err(|e| (*id, e))?;
-    }
     Ok(())
+}
+
+/// Gives all of them what was not needed to make them.
+fn settle_all(b: &Builder<'_>, all: &[Socket]) -> Result<(), Failed> {
+    all.iter().try_for_each(|(id, t)| on_made(b, *id, |raw| settle(t, raw)))
+}
+
+/// Does something with the socket of this description, where it has been made.
+fn on_made(b: &Builder<'_>, id: DescId, work: impl FnOnce(RawFd) -> Result<(), Fault>) -> Result<(), Failed> {
+    let done = b.lend(id).and_then(|fd| fd.map_or(Ok(()), |fd| work(fd.raw())));
+    done.map_err(|e| (id, e))
 }
 
 /// Makes the sockets that listen at `port` or are bound to it: where they were, or, if another program has taken the
 /// port, where there is room and the job can be led.
-fn bind_again(b: &mut Builder<'_>, page: &mut Page, port: u16, sockets: &[&(DescId, TcpState)]) -> Result<(), Fault> {
+fn bind_again(b: &mut Builder<'_>, page: &mut Page, port: u16, sockets: &[&Socket]) -> Result<(), Fault> {
     let bound = sockets.iter().map(|(_, t)| Bound {
         family: t.family,
         at: match t.local.ip().and_then(|ip| page.place(ip)) {
@@ -252,12 +296,7 @@ fn connecting(b: &Builder<'_>, t: &TcpState) -> Result<OwnedFd, Fault> {
 }
 
 /// A pair, with data in flight both ways.
-fn pair(
-    b: &mut Builder<'_>,
-    listening: &[&(DescId, TcpState)],
-    x: (DescId, &TcpState),
-    y: (DescId, &TcpState),
-) -> Result<(), Fault> {
+fn pair(b: &mut Builder<'_>, listening: &[&Socket], x: (DescId, &TcpState), y: (DescId, &TcpState)) -> Result<(), Fault> {
     // The accepted side is the one whose port a socket of the job listens on; without one, the lower port: clients'
     // ports are chosen high.
     let x_serves = match (
