@@ -14,6 +14,7 @@ mod ending;
 mod filling;
 mod flushing;
 mod losing;
+mod polled;
 mod remotes;
 mod requests;
 mod retention;
@@ -31,6 +32,7 @@ use encoding::Encoding;
 use filling::Filled;
 use flushing::Flush;
 use losing::Losses;
+use polled::Own;
 use stores::{collected_engine, numbers_unused};
 
 use crate::checkpoint::{Wanted, Writing};
@@ -53,7 +55,7 @@ use belay_plugins::Names;
 use belay_restart::{News, Shell};
 use belay_storage::engine::Engine;
 use belay_wire::{AutoInterval, Event, Exit, LastError, Phase};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
@@ -476,46 +478,32 @@ impl Agent {
 
     /// Waits for something to happen and handles it.
     fn step(&mut self) -> Result<(), Failure> {
-        let [filler, stand_in] = self.filled.as_ref().map_or([-1; 2], Filled::descriptors);
-        let fds: [RawFd; 14] = [
-            self.signals.as_raw_fd(),
-            self.listener.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-            self.interval.as_raw_fd(),
-            self.tick.as_raw_fd(),
-            self.grace.as_raw_fd(),
-            self.done.as_raw_fd(),
-            self.channel.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-            self.nodes.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-            self.watch.as_raw_fd(),
-            self.flush.done.as_raw_fd(),
-            self.flush.again.as_raw_fd(),
-            self.encoding.done.as_raw_fd(),
-            filler,
-            stand_in,
-        ];
+        let own = self.descriptors();
         let clients = self.clients.interest();
         let metrics = self.metrics_interest();
         let parting = self.nodes.as_ref().map(Nodes::parting).unwrap_or_default();
-        let all: Vec<(RawFd, i16)> = fds
+        let all: Vec<(RawFd, i16)> = own
             .iter()
-            .map(|fd| (*fd, libc::POLLIN))
+            .map(|(_, fd)| (*fd, libc::POLLIN))
             .chain(clients.iter().map(|(_, fd, events)| (*fd, *events)))
             .chain(parting.iter().map(|fd| (*fd, libc::POLLIN)))
             .chain(metrics)
             .collect();
         let ready = sys::poll(&all).map_err(|e| Failure::system("poll", &e))?;
-        let (own, others) = ready.split_at(fds.len());
+        let (ours, others) = ready.split_at(own.len());
         let (theirs, others) = others.split_at(clients.len());
         let (parted, metrics) = others.split_at(parting.len());
 
+        let is_ready = |what: Own| own.iter().zip(ours).any(|((of, _), events)| *of == what && *events != 0);
+
         // First what cannot wait.
-        if own[12] != 0 || own[13] != 0 {
+        if is_ready(Own::Filler) || is_ready(Own::StandIn) {
             self.look_at_memory();
         }
-        if own[8] != 0 && self.watch.take() > 0 {
+        if is_ready(Own::Watch) && self.watch.take() > 0 {
             self.watch_memory();
         }
-        if own[5] != 0 {
+        if is_ready(Own::Written) {
             self.done.take();
             if self.is_together() {
                 self.written();
@@ -523,36 +511,36 @@ impl Agent {
                 self.finish_checkpoint();
             }
         }
-        if own[0] != 0 {
+        if is_ready(Own::Signals) {
             self.take_signals();
         }
-        if own[6] != 0 {
+        if is_ready(Own::Front) {
             self.hear_front();
         }
-        if own[7] != 0 {
+        if is_ready(Own::Nodes) {
             self.hear_nodes();
         }
         for (shell, _) in parting.iter().zip(parted).filter(|(_, gone)| **gone != 0) {
             self.nodes.iter_mut().for_each(|n| n.parted(*shell));
         }
-        if own[9] != 0 {
+        if is_ready(Own::Flushed) {
             self.flush.done.take();
             self.finish_flush();
         }
-        if own[10] != 0 && self.flush.again.take() > 0 {
+        if is_ready(Own::FlushAgain) && self.flush.again.take() > 0 {
             self.begin_flush();
         }
-        if own[11] != 0 {
+        if is_ready(Own::Encoded) {
             self.encoding.done.take();
             self.finish_round();
         }
-        if own[2] != 0 && self.interval.take() > 0 {
+        if is_ready(Own::Interval) && self.interval.take() > 0 {
             self.interval_checkpoint();
         }
-        if own[4] != 0 && self.grace.take() > 0 {
+        if is_ready(Own::Grace) && self.grace.take() > 0 {
             self.force_end();
         }
-        if own[3] != 0 && self.tick.take() > 0 {
+        if is_ready(Own::Tick) && self.tick.take() > 0 {
             self.on_tick();
         }
         for ((id, ..), revents) in clients.iter().zip(theirs) {
@@ -563,7 +551,7 @@ impl Agent {
             }
         }
         self.attend_metrics(metrics);
-        if let (Some(listener), true) = (&self.listener, own[1] != 0) {
+        if let (Some(listener), true) = (&self.listener, is_ready(Own::Listener)) {
             self.clients.accept(listener);
         }
         Ok(())
