@@ -93,7 +93,7 @@ pub fn fork(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     Ok(all)
 }
 
-/// A process that [`child`] has made. Whoever has it waits for it.
+/// A process that [`child`] has made. The owner of the value waits for it.
 #[derive(Debug)]
 pub struct Child(i32);
 

@@ -14,7 +14,7 @@ fn label(text: &[u8]) -> Option<Vec<u8>> {
     Some(text[..=end].to_vec())
 }
 
-/// Whether who is in domain `a` may do what it may in `b`: it is the same, or neither confines.
+/// Whether domains `a` and `b` let a process do the same: they are the same domain, or neither confines.
 pub fn are_alike(a: &[u8], b: &[u8]) -> bool {
     a == b || confines_nobody(a) && confines_nobody(b)
 }

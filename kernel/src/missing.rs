@@ -133,7 +133,7 @@ fn put(r: libc::c_int, bytes: u64) -> io::Result<Put> {
     }
 }
 
-/// Who waits for the page at `at` looks again.
+/// Has threads that wait for the page at `at` look again.
 pub fn wake(uffd: impl AsFd, at: u64) -> io::Result<()> {
     let mut arg = [at, PAGE];
     // SAFETY: `arg` has the layout of `struct uffdio_range`.

@@ -11,7 +11,7 @@ pub struct Number(RawFd);
 impl AsFd for Number {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: it is no -1. Nothing but system calls is done with it, which answer EBADF for a number that is not open;
-        // it is never closed by who has borrowed it.
+        // it is never closed by the borrower.
         unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 }

@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn only_one_thread_forks() {
-        // Whoever runs tests has several.
+        // A process that runs tests has several.
         assert!(!has_one_thread().unwrap());
         let alone = || {
             let of_table = fork_as(libc::CLONE_FILES, 0, 0).is_err() && fork_as(libc::CLONE_VM, 0, 0).is_err();

@@ -11,8 +11,8 @@ use std::sync::mpsc::{channel, Sender};
 use std::sync::OnceLock;
 use std::thread::{Builder, JoinHandle};
 
-/// The shortest turn that the kernel gives. Who asks for short turns gets the next one early; what a thread gets of the
-/// processor in all does not change.
+/// The shortest turn that the kernel gives. A thread that asks for short turns gets the next one early; what a thread gets of
+/// the processor in all does not change.
 const SHORT_NS: u64 = 100_000;
 /// The lowest.
 const FIRST: i32 = -20;
@@ -127,7 +127,7 @@ mod tests {
         let allowed = std::thread::spawn(|| First::now().0.is_some()).join().unwrap();
         assert_eq!(started.nice, if allowed { FIRST } else { usual.nice });
         assert!([usual.runtime, SHORT_NS].contains(&started.runtime));
-        // Who gives a place before others back has none behind them either.
+        // A thread that gives its place before others back has none behind them either.
         let nice = if allowed { 0 } else { usual.nice };
         assert_eq!((after.nice, after.runtime), (nice, usual.runtime));
     }

@@ -141,7 +141,7 @@ pub fn secret(path: &Path) -> Result<File, Untrusted> {
 
 struct Walk {
     me: u32,
-    /// Who is trusted too.
+    /// Another user who is trusted.
     also: Option<u32>,
     /// Whether others may write what lies on the way.
     any_mode: bool,

@@ -111,7 +111,7 @@ impl Direct {
         Self::over(stream, Secure::initiator(key, DIRECT).map_err(io::Error::other)?, LIMIT)
     }
 
-    /// Who has proved to be a node.
+    /// The connection of a node that has proved to be one.
     fn of_link(link: Link) -> io::Result<Self> {
         let (stream, secure) = link.into_parts();
         probed(&stream)?;
@@ -207,7 +207,7 @@ impl Direct {
 pub struct Door {
     listeners: Listeners,
     strangers: Strangers,
-    /// Who has proved to be a node.
+    /// Connections of nodes that have proved to be such.
     nodes: VecDeque<Link>,
 }
 

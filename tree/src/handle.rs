@@ -241,8 +241,8 @@ impl Joining {
         }
     }
 
-    /// Attends to the connections as they are, on the calling thread. Who does something long before the next step
-    /// calls this every second at least, or is taken for lost.
+    /// Attends to the connections as they are, on the calling thread. A program that does something long before the next
+    /// step calls this every second at least, or is taken for lost.
     pub fn attend(&mut self) {
         self.follow_clock();
         self.service.turn_within(Duration::ZERO);

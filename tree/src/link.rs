@@ -169,8 +169,8 @@ impl Link {
     }
 
     /// Sends `beat` when nothing else was sent for a while; an error when the peer was silent for longer than `limit`,
-    /// or its host too for longer than `SILENCE`. Who has said something that has not been read is not silent: it was
-    /// this process that did not run.
+    /// or its host too for longer than `SILENCE`. A peer whose message has not been read yet does not count as silent: it
+    /// was this process that did not run.
     pub(crate) fn keep_alive<T: Serialize>(&mut self, beat: &T, limit: Duration) -> Result<(), LinkError> {
         let silent = self.heard.elapsed();
         if silent > SILENCE && !self.polled(libc::POLLIN, Duration::ZERO)? && (silent > limit || !self.host_answers()?) {

@@ -29,7 +29,8 @@ pub(crate) struct Step {
     arrived: BTreeMap<Who, BTreeSet<String>>,
     merged: Contribution,
     sent: bool,
-    /// What children have said last of other steps than the one under way. Whoever does so without reason harms itself alone.
+    /// What children have said last of other steps than the one under way. A child that does so without reason harms
+    /// itself alone.
     others: BTreeMap<Who, (u64, Contribution)>,
 }
 

@@ -135,7 +135,7 @@ struct Child {
     released: Option<Released>,
 }
 
-/// Who has the key, and has not said yet who it is, or waits until it is let in.
+/// A node that has the key, and has not said yet which one it is, or waits until it is let in.
 struct Guest {
     link: Link,
     since: Instant,
@@ -200,7 +200,7 @@ pub(crate) struct Service {
     releases: mpsc::Sender<Released>,
     bell: Arc<Bell>,
     traffic: Arc<Traffic>,
-    /// Who says nothing for longer is lost.
+    /// A node that says nothing for longer is lost.
     silence: Duration,
     /// When everything was attended to last.
     attended: Instant,
@@ -263,7 +263,7 @@ impl Service {
     }
 
     fn tell(&self, event: Event) {
-        // Whoever does not listen any more is about to end this thread.
+        // A program that does not listen any more is about to end this thread.
         let _ = self.events.send(event);
         self.bell.ring();
     }

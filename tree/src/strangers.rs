@@ -121,7 +121,7 @@ impl Strangers {
         }
     }
 
-    /// Listens to those that are `ready`. Who has proved to be a node is none of them any more.
+    /// Listens to those that are `ready`. One that has proved to be a node is none of them any more.
     pub(crate) fn hear(&mut self, ready: &HashSet<RawFd>) -> Vec<Link> {
         let (mut nodes, mut gone) = (Vec::new(), Vec::new());
         self.here.sift(|mut stranger| {
@@ -141,8 +141,8 @@ impl Strangers {
         nodes
     }
 
-    /// Notes a connection that led to nothing. Whoever makes many of them must not fill the log: after the first few
-    /// every second power is told.
+    /// Notes a connection that led to nothing. A program that makes many of them must not fill the log: after the
+    /// first few every second power is told.
     fn turn_away(&mut self, why: &dyn std::fmt::Display) {
         self.turned_away += 1;
         if self.turned_away <= 16 || self.turned_away.is_power_of_two() {

@@ -83,7 +83,7 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(short)
 }
 
-/// The same, but waits no longer than `limit` for one who does not accept.
+/// The same, but waits no longer than `limit` for a listener that does not accept.
 pub fn connect_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let (short, _dir) = short_path(path)?;
     let stream = UnixStream::from(stream()?);

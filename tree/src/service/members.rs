@@ -248,7 +248,7 @@ impl Service {
         }
         let silence = self.silence;
         self.guests.retain_mut(|guest| {
-            // Who has not said who it is has a limit of its own.
+            // A guest that has not said which node it is has a limit of its own.
             let waits = guest.hello.is_some();
             let kept = if waits {
                 guest.link.keep_alive(&Down::Beat, silence)
@@ -287,8 +287,8 @@ impl Service {
         self.try_parent(now);
     }
 
-    /// At the root, which has come to a step of a fixed set of nodes: why that cannot end well any more. Who has not
-    /// come by then hears so when it does.
+    /// At the root, which has come to a step of a fixed set of nodes: why that cannot end well any more. A node
+    /// that comes later hears so then.
     pub(super) fn hopeless(&self) -> Vec<Failed> {
         let Some(held) = self.held.as_ref().filter(|_| self.step.is_own_there()) else {
             return Vec::new();
