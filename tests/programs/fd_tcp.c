@@ -250,7 +250,7 @@ int main(int argc, char **argv) {
                 }
             }
         }
-    } else if (!strcmp(kind, "full") || !strncmp(kind, "clos", 4)) {
+    } else if (!strcmp(kind, "full") || !strcmp(kind, "closing") || !strcmp(kind, "closed")) {
         // As much on its way as fits, in small pieces; closing, closed: the sender sends no more by then, or is gone.
         int closed = !strcmp(kind, "closed"), closing = closed || !strcmp(kind, "closing"), c = -1, s = -1;
         while (running()) {

@@ -14,8 +14,11 @@ use crate::sys::sock::{self, Addr};
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 /// Options of TCP.
+/// So long the rest of what closed ends have sent is let in, of one connection after the other.
+const LATE: Duration = Duration::from_millis(500);
 const TCP_REPAIR: i32 = 19;
 const TCP_ULP: i32 = 31;
 const TCP_AO_INFO: i32 = 40;
@@ -162,6 +165,8 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
     };
     let mut orphans = None;
     let mut pairs = Vec::new();
+    // Of one that is not ready yet others hear too: they may be by the next try.
+    let (begin, mut late) = (Instant::now(), None);
     for (at, t) in sockets.iter().enumerate() {
         let holder = (s.found[t.id].holder, s.found[t.id].link.display().to_string());
         let named = |e: Fault| (holder.0, holder.1.clone(), e);
@@ -184,7 +189,13 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
                     Some(known) => known,
                 };
                 let orphan = orphans.insert(known).other_end(t, peer);
-                alone(s, &sockets, (t, peer), orphan).map_err(named)?
+                match alone(s, &sockets, (t, peer), orphan) {
+                    Err(e @ Fault::Passing(_)) if begin.elapsed() < LATE => {
+                        late.get_or_insert(named(e));
+                        continue;
+                    }
+                    done => done.map_err(named)?,
+                }
             }
         };
         if role == Role::Reset {
@@ -198,6 +209,9 @@ pub(super) fn finish(s: &mut Session<'_>, descriptions: &mut [Description]) -> R
         if let Some(state) = descriptions[t.id].kind.get_mut::<TcpState>() {
             state.role = role;
         }
+    }
+    if let Some(e) = late {
+        return Err(e);
     }
     none_closed(s, &sockets, orphans)?;
     requeue(s, &sockets, descriptions)?;

@@ -6,8 +6,10 @@
 //! enough, the receiver is read empty until the sender has got rid of everything, and all of it is sent again through
 //! the sender's own socket.
 
-use super::info::{undelivered, Counters, End};
+use super::info::{undelivered, Counters, End, Info};
 use super::said::apart;
+use super::seen::closed_by_peer;
+use super::TCP_CLOSE;
 use crate::fault::{not_now, refuse, At, Fault};
 use crate::sockets::send_buffer::{Buffer, Enlarged, SO_BUF_LOCK};
 use crate::sys::{fd, sock};
@@ -193,18 +195,25 @@ pub(super) fn let_in(receiver: RawFd, left: usize) -> Result<(), Fault> {
     let readable = || fd::readable_bytes(receiver).at("ask how much it holds");
     let mut there = readable()?;
     open_window(receiver);
-    while !wait(receiver, libc::POLLRDHUP).at("poll")? {
+    loop {
+        if wait(receiver, libc::POLLRDHUP).at("poll")? {
+            let state = Info::of(receiver).at("read its state")?.state;
+            if closed_by_peer(state) || state == TCP_CLOSE {
+                return Ok(());
+            }
+            // A program that has shut down its own side of reading is told of an end that has not come.
+            drop(fd::wait(receiver, 0, STEP_MS));
+        }
         let before = std::mem::replace(&mut there, readable()?);
         if there <= before {
             return stalled(receiver, left, "");
         }
         open_window(receiver);
     }
-    Ok(())
 }
 
 /// Of what a closed end has left behind nothing arrives any more. Where the receiver, as large as it can be, is full, that
-/// lasts until the program reads.
+/// lasts until the program reads, which it may do the next moment.
 fn stalled<T>(receiver: RawFd, left: usize, otherwise: &str) -> Result<T, Fault> {
     let [held, room, ..]: [u32; MEMINFO] =
         sock::get(receiver, libc::SOL_SOCKET, libc::SO_MEMINFO).at("ask how much room it has")?;
@@ -212,7 +221,7 @@ fn stalled<T>(receiver: RawFd, left: usize, otherwise: &str) -> Result<T, Fault>
     if held < room - room / 8 {
         return not_now(format!("{left} bytes of an end that has been closed are still on their way"));
     }
-    refuse(format!(
+    not_now(format!(
         "{left} bytes that were sent before the other end was closed find no room here until the program reads, not even in the largest buffer of the system: let it read them, or raise net.ipv4.tcp_rmem{otherwise}"
     ))
 }
