@@ -49,7 +49,11 @@ pub(crate) fn give(raw: RawFd, owner: (u32, u32), mode: u32) -> io::Result<Optio
     let mode = if given { mode } else { private(mode) };
     // To change the owner can take bits away.
     if (stat.st_uid, stat.st_gid) != owner || stat.st_mode & 0o7777 != mode {
-        set_mode(raw, mode)?;
+        match set_mode(raw, mode) {
+            // Who may give things away need not be allowed to change what is not theirs.
+            Err(e) if given && e.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
+            set => set?,
+        }
     }
     Ok(given.then_some(mode))
 }

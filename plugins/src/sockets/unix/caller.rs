@@ -89,6 +89,8 @@ impl Caller {
         let groups: Vec<Gid> = self.groups.iter().map(|id| Gid::from_raw_unchecked(*id)).collect();
         match set_thread_groups(&groups) {
             Err(rustix::io::Errno::PERM) => {}
+            // The user namespace does not know all of them: better none than those of the restart.
+            Err(rustix::io::Errno::INVAL) => set_thread_groups(&[])?,
             set => set?,
         }
         set_thread_res_gid(None, Gid::from_raw_unchecked(self.group), None)?;
@@ -114,10 +116,12 @@ pub(super) fn call_as<T: Send>(caller: Option<&Caller>, inside: bool, call: impl
         thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     });
     // The kernel has taken it away from the whole process with the change of the user.
-    set_dumpable_behavior(dumpable)?;
+    if dumpable_behavior()? != dumpable {
+        set_dumpable_behavior(dumpable)?;
+    }
     match done {
         Ok(done) => done,
-        Err(e) if inside && caller.user != 0 && e.raw_os_error() == Some(libc::EPERM) => Err(io::Error::new(
+        Err(e) if inside && caller.user != 0 && e.raw_os_error() != Some(libc::EINVAL) => Err(io::Error::new(
             e.kind(),
             format!(
                 "its other end is told to be of user {} (SO_PEERCRED), as whom this restart may not call: {e}",

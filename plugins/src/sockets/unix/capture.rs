@@ -10,6 +10,7 @@ use crate::session::{Found, Session};
 use crate::sockets::{options, queue};
 use crate::sys::{fd, sock};
 use belay_kernel::proc::Status;
+use std::collections::hash_map::{Entry, HashMap};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
@@ -79,13 +80,13 @@ fn peer_file(s: &mut Session<'_>, (peer, name): (u32, &sock::Addr), task: i32) -
 /// Refuses connections that wait to be accepted and already carry data: it could be read only by accepting them, which
 /// cannot be undone. Returns who has made each, where that is in the job.
 fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<Vec<Option<Caller>>, Fault> {
-    let mut callers = Vec::new();
+    let (mut callers, mut seen) = (Vec::new(), Callers::new());
     for ino in clients {
         if *ino == 0 {
             return not_now("a connection waits to be accepted whose client has gone; what it sent cannot be read before that");
         }
         let found = socket(s, *ino);
-        callers.push(found.map_or(Ok(None), |(_, _, id)| connector(s, id))?);
+        callers.push(found.map_or(Ok(None), |(_, _, id)| connector(s, id, &mut seen))?);
         if let Some((pid, number, id)) = found {
             let queued = fd::unsent_bytes(s.take(id)?.raw()).at("ask for unread data (SIOCOUTQ)")?;
             if queued > 0 {
@@ -98,21 +99,26 @@ fn pending(s: &mut Session<'_>, clients: &[u32]) -> Result<Vec<Option<Caller>>, 
     Ok(callers)
 }
 
+/// Who each process is, that has been looked at.
+type Callers = HashMap<i32, Option<Caller>>;
+
 /// Who has connected socket `id`: whoever has made it, and has it. That is told to who accepts the connection, so it must
 /// not be guessed where a process has changed its user since.
-fn connector(s: &Session<'_>, id: DescId) -> Result<Option<Caller>, Fault> {
+fn connector(s: &Session<'_>, id: DescId, seen: &mut Callers) -> Result<Option<Caller>, Fault> {
     let tables = s.tables.iter().filter(|t| t.slots.iter().any(|slot| slot.desc == id));
     let mut first = None;
     for pid in tables.flat_map(|t| &t.pids) {
-        let status = Status::read(s.task_of(*pid)).at("read its user")?;
-        let caller = Caller::of(&status);
+        let caller = match seen.entry(*pid) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(Caller::of(&Status::read(s.task_of(*pid)).at("read its user")?)),
+        };
         let is_maker = caller.as_ref().is_some_and(|c| c.user() == s.found[id].stat.st_uid);
         if owner::me() == 0 && !is_maker {
             return not_now(format!(
                 "a connection waits to be accepted, and as which user process {pid} has made it cannot be told before that"
             ));
         }
-        first = first.or(caller);
+        first = first.or_else(|| caller.clone());
     }
     Ok(first)
 }
