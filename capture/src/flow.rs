@@ -118,8 +118,8 @@ pub(crate) fn take(
     clock.enter(Phase::Capture);
     let mut captured = capture(job, order, shut, blob)?;
     tracking.silent = !captured.drafts.iter().any(|draft| draft.maps.iter().any(access::is_page));
-    let across = order.options.standins.is_some() || order.group.is_some();
-    let shells = if across {
+    // Only where there are stand-ins could they have been followed.
+    let shells = if order.options.standins.is_some() {
         process::remote_shells(&captured.drafts)
     } else {
         Vec::new()

@@ -59,16 +59,20 @@ pub(crate) fn part(exe: &Path, words: &[String], of_part: bool) -> Option<(Strin
     })
 }
 
+/// Longest part of a command line that is shown, characters.
+const MOST_SHOWN: usize = 200;
+
 /// What is to be said of the process with file `exe` and command line `words`: a remote shell that no stand-in has taken
 /// the place of, and that starts no part, is let go on, and what it leads to stays outside.
 pub(crate) fn aside(exe: &Path, words: &[String]) -> Option<String> {
     let (program, arguments) = words.split_first()?;
     let is_shell = SHELLS.iter().any(|shell| file(exe) == *shell || base(program) == *shell);
     (is_shell && !arguments.is_empty()).then(|| {
-        let line: Vec<&str> = words.iter().take(6).map(String::as_str).collect();
+        let line = words.iter().take(6).flat_map(|word| word.chars().chain([' ']));
+        let line: String = line.map(|c| if c.is_control() { ' ' } else { c }).take(MOST_SHOWN).collect();
         format!(
-            "{}: what it has started on another host is not in the checkpoint; call {} through PATH, not by its path",
-            line.join(" "),
+            "{}: what it has started on another host, if anything, is not in the checkpoint; {} is followed where it is found through PATH and given a command",
+            line.trim_end(),
             base(program)
         )
     })
@@ -166,9 +170,11 @@ mod tests {
         let said = |exe: &str, line: &str| aside(Path::new(exe), &line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let told = said("/usr/bin/ssh", "/usr/bin/ssh n2 ls").unwrap();
         assert!(
-            told.starts_with("/usr/bin/ssh n2 ls: ") && told.contains("call ssh"),
+            told.starts_with("/usr/bin/ssh n2 ls: ") && told.contains("; ssh is followed"),
             "{told}"
         );
+        let long = said("/usr/bin/ssh", &format!("ssh n2 a\nb{}", "x".repeat(5000))).unwrap();
+        assert!(long.len() < 500 && long.starts_with("ssh n2 a bxxx"), "{long}");
         assert!(said("/usr/bin/netkit-rsh", "rsh n2 ls").is_some());
         for (exe, line) in [
             ("/usr/bin/ssh", "ssh"),
