@@ -10,7 +10,7 @@ use belay_coordinator::{nodes, plain, Failure};
 use belay_image::extents::{self, Extent, PAGE};
 use belay_image::manifest::{ChunkEntry, Manifest};
 use belay_image::model::{Dataset, Job, Process, VmaKind};
-use belay_image::sections::{Kind, SectionFile};
+use belay_image::sections::{self, Kind, SectionFile};
 use belay_image::{ImageError, TableId, JOB_FILE};
 use belay_kernel::direct::Buffer;
 use belay_storage::chunk::Chunk;
@@ -122,11 +122,34 @@ pub(crate) fn export(image: &Path, to: &Path, by_process: bool) -> Result<Export
     Ok(done)
 }
 
+/// What is said of the job's processes. What they have open may be many times longer, and is not wanted.
+fn described(path: &Path) -> Result<Job, Failure> {
+    let mut job = None;
+    sections::each(path, &mut |kind, payload| {
+        if kind != Kind::Job as u32 {
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        let read = payload.take(MOST_READ + 1).read_to_end(&mut text);
+        read.map_err(|e| ImageError::io("read", path, e))?;
+        if text.len() as u64 > MOST_READ {
+            return Err(ImageError::damaged(
+                path,
+                "the description of its processes is longer than 512 MiB",
+            ));
+        }
+        let decoded = serde_json::from_slice(&text);
+        job = Some(decoded.map_err(|e| ImageError::damaged(path, format!("section job: {e}")))?);
+        Ok(())
+    })?;
+    Ok(job.ok_or_else(|| ImageError::damaged(path, "has no section job"))?)
+}
+
 impl Part {
     /// Looks what there is to write, and says in `left` what cannot be.
     fn look((number, dir): (u64, PathBuf), by_process: bool, left: &mut Vec<String>) -> Result<Self, Failure> {
         let lacks = Manifest::read(&dir)?.left_out.is_some();
-        let job: Job = SectionFile::read_within(&dir.join(JOB_FILE), MOST_READ)?.get_json(Kind::Job)?;
+        let job = described(&dir.join(JOB_FILE))?;
         let (mut arrays, mut bytes) = (Vec::new(), 0u64);
         let is_single = |d: &Dataset| by_process || d.share.is_none();
         let has_some = |p: &Process| p.datasets.iter().any(is_single);

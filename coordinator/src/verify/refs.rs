@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{self, Read};
 
 /// More byte strings than any job refers to.
-const MOST: usize = 2 << 20;
+const MOST: usize = 4 << 20;
 /// Longer than any string or number in such a document.
 const LONGEST: usize = 1 << 20;
 

@@ -390,7 +390,7 @@ fn exchanged(place: &Place, user: User) -> Result<(), Failure> {
 fn long_images(place: &Place, user: User) -> Result<(), Failure> {
     /// Far less than the image is long.
     const MEMORY: &str = "ulimit -v 300000; exec \"$@\"";
-    const DATA: &str = "ulimit -d 200000; exec \"$@\"";
+    const DATA: &str = "ulimit -d 300000; exec \"$@\"";
     let (job, _) = killed(place, user, "long")?;
     let root = Job::new(place, "long-root", User::Root)?;
     let file = job.dir().join("gen/000001/job.bimg");
@@ -410,11 +410,15 @@ fn long_images(place: &Place, user: User) -> Result<(), Failure> {
         let o = output(who.command(&words.map(str::to_owned)), LIMIT)?;
         refused(&o, &["job.bimg", "checksum"])?;
     }
-    // Sections of other such kinds, which refer to more byte strings than any job has.
+    // It takes long, and whose it is makes no difference to that.
+    if user == User::Root {
+        return Ok(());
+    }
+    // Sections of kinds that nobody knows, which refer to more byte strings than any job has.
     image.truncate(length_before);
     let refs = vec![r#"{"offset":0,"bytes":0,"xxh3":0}"#; 1 << 18].join(",");
     let payload = format!("[{refs}]").into_bytes();
-    for kind in 90u32..99 {
+    for kind in 90u32..107 {
         image.resize(image.len().next_multiple_of(8), 0);
         image.extend([kind.to_le_bytes(), 1u32.to_le_bytes()].concat());
         image.extend((payload.len() as u64).to_le_bytes());
