@@ -3,4 +3,6 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libbelay.so.0");
+    // It has a handler of SIGSEGV, which stays where it is.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

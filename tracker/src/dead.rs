@@ -10,7 +10,7 @@ use belay_access::block::Block;
 use belay_access::shape::Shape;
 use belay_access::trace::Mode;
 use std::io::{self, Write};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Gives what a loop overwrites its access rights back.
 pub(crate) fn revive<'a>(writer: &Writer, parts: impl Iterator<Item = Part<'a>>) {
@@ -117,7 +117,9 @@ pub(crate) fn touched(at: u64, _write: bool) -> bool {
         let span = dead.get().span;
         at.checked_sub(span.address).is_some_and(|offset| offset < span.bytes)
     };
-    if page.dead().iter().take(count).any(holds) {
+    // A handler of the program's that changes nothing brings the touch again, and other threads may touch it too.
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if page.dead().iter().take(count).any(holds) && !SAID.swap(true, Ordering::Relaxed) {
         let mut line = [0; 512];
         let mut rest = &mut line[..];
         // What has no room is not said.

@@ -52,7 +52,7 @@ fn install_first(look: Look) -> bool {
         let flags = if has_handler(&before) {
             before.sa_flags & !libc::SA_RESETHAND
         } else {
-            libc::SA_ONSTACK
+            libc::SA_ONSTACK | libc::SA_RESTART
         };
         a.sa_flags = flags | libc::SA_SIGINFO;
         libc::sigaction(libc::SIGSEGV, a, std::ptr::null_mut()) == 0
@@ -68,24 +68,32 @@ fn has_handler(action: &libc::sigaction) -> bool {
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     /// Bit of the page fault's error code: it was a write (Intel SDM 3A, 4.7).
     const WRITE: i64 = 2;
+    /// The kernel says no more: of some, among them a frame of another signal that has no room, it will not say it again.
+    const SI_KERNEL: i32 = 0x80;
     let Some((look, before)) = INSTALLED.get() else { return };
     // SAFETY: the kernel's arguments.
-    let (sent, at, error) = unsafe {
+    let (code, at, error) = unsafe {
         let context = &*context.cast::<libc::ucontext_t>();
         let error = context.uc_mcontext.gregs[libc::REG_ERR as usize];
-        ((*info).si_code <= 0, (*info).si_addr() as u64, error)
+        ((*info).si_code, (*info).si_addr() as u64, error)
     };
     // A signal that somebody has sent has no address.
+    let sent = code <= 0;
     if !sent && look(at, error & WRITE != 0) {
         return;
     }
     if has_handler(before) {
         call(before, (signal, info, context));
     } else if !(sent && before.sa_sigaction == libc::SIG_IGN) {
-        // SAFETY: what was there before. A fault comes again by itself, and does what it did; what was sent is sent again.
+        let mut then = *before;
+        if !sent {
+            // The kernel lets nobody ignore it.
+            then.sa_sigaction = libc::SIG_DFL;
+        }
+        // SAFETY: what was there before. A fault comes again by itself, and does what it did; the others are sent again.
         unsafe {
-            libc::sigaction(signal, before, std::ptr::null_mut());
-            if sent {
+            libc::sigaction(signal, &then, std::ptr::null_mut());
+            if sent || code == SI_KERNEL {
                 libc::raise(signal);
             }
         }
@@ -127,7 +135,9 @@ mod tests {
             let pid = libc::fork();
             if pid == 0 {
                 libc::signal(libc::SIGSEGV, before);
-                install(|_, _| true);
+                if !install(|_, _| true) {
+                    libc::_exit(9);
+                }
                 libc::raise(libc::SIGSEGV);
                 libc::_exit(0);
             }
