@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `device` | memory that versions lie in: the trait, memory of the host, and a slow one for tests |
 //! | `files` | the last tier: a directory with a checksummed file for each version |
+//! | `key` | the names of versions and of their files |
 //! | `dir`, `keep` | that directory, and what checkpoints by belay need of it |
 //! | `record` | what stands at the end of such a file |
 //! | `desk` | all that the threads share, behind one lock |

@@ -405,7 +405,7 @@ fn prolog_and_epilog(place: &Place, user: User) -> Result<(), Failure> {
     let work = place.work("site-slurm", user)?;
     let local = work.join("local");
     // Nobody's: no other test runs belay as this user.
-    let id = 1_000_000 + std::process::id();
+    let id = 60_000 + std::process::id() % 5_000;
     let run = |name: &str, uid: &str| {
         let mut c = std::process::Command::new("sh");
         c.arg(repository().join("scripts/site").join(name));
