@@ -82,8 +82,8 @@ impl Sink {
         self.pending == 0
     }
 
-    /// From now on pages go to the file of `loan`, which the agent has open; the file before must have been closed. Returns an error
-    /// number or 0.
+    /// From now on pages go to the file of `loan`, which the agent has open; the file before must have been closed. Returns
+    /// an error number or 0.
     pub(crate) fn open(&mut self, agent: i32, loan: &Loan) -> i32 {
         self.staging = loan.direct != 0 && self.has_stage();
         self.direct = self.staging;
