@@ -213,7 +213,7 @@ pub(super) fn let_in(receiver: RawFd, left: usize) -> Result<(), Fault> {
 }
 
 /// Of what a closed end has left behind nothing arrives any more. Where the receiver, as large as it can be, is full, that
-/// lasts until the program reads, which it may do the next moment.
+/// lasts until the program reads: to try again and again would only hold it up.
 fn stalled<T>(receiver: RawFd, left: usize, otherwise: &str) -> Result<T, Fault> {
     let [held, room, ..]: [u32; MEMINFO] =
         sock::get(receiver, libc::SOL_SOCKET, libc::SO_MEMINFO).at("ask how much room it has")?;
@@ -221,7 +221,7 @@ fn stalled<T>(receiver: RawFd, left: usize, otherwise: &str) -> Result<T, Fault>
     if held < room - room / 8 {
         return not_now(format!("{left} bytes of an end that has been closed are still on their way"));
     }
-    not_now(format!(
+    refuse(format!(
         "{left} bytes that were sent before the other end was closed find no room here until the program reads, not even in the largest buffer of the system: let it read them, or raise net.ipv4.tcp_rmem{otherwise}"
     ))
 }
